@@ -1,0 +1,105 @@
+"""The TPU generations this project tunes for: one table, the source of each figure beside it.
+
+A *device* is what JAX calls one: a whole chip on v4 to v6e (both cores of v4 and v5p act as one),
+one TensorCore of two on v7x. All figures are per device.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from autotune.errors import UsageError, one_of
+
+GIB = 1024**3
+MIB = 1024**2
+
+
+@dataclasses.dataclass(frozen=True)
+class Chip:
+    """One TPU generation.
+
+    Attributes:
+        name: The target's name on the command line.
+        device_kind: What `jax.Device.device_kind` says.
+        topology: A topology that libtpu compiles for; its first device is used.
+        clock_ghz: TensorCore clock.
+        cores: TensorCores that act as one device; "parallel" grid dimensions are split over them.
+        mxu: Side of the systolic array.
+        tflops: Peak dense TFLOP/s (or TOP/s) by operand dtype; a missing dtype has no native support.
+        hbm_gbps: Nominal HBM bandwidth, GB/s.
+        hbm_bytes: HBM capacity.
+        vmem_bytes: VMEM per core.
+        scoped_vmem_bytes: What the compiler lets one kernel use by default.
+    """
+
+    name: str
+    device_kind: str
+    topology: str
+    clock_ghz: float
+    cores: int
+    mxu: int
+    tflops: dict[str, float]
+    hbm_gbps: float
+    hbm_bytes: int
+    vmem_bytes: int
+    scoped_vmem_bytes: int
+
+    def peak_tflops(self, dtype: str) -> float:
+        """Peak for matmuls with operands of `dtype`. Float32 operands take several bfloat16 passes."""
+        if dtype == "float32":
+            return self.tflops["bfloat16"] / FLOAT32_PASSES
+        try:
+            return self.tflops[dtype]
+        except KeyError:
+            raise UsageError(
+                f"{self.name} has no native {dtype} matmul: use {one_of([*self.tflops, 'float32'])}"
+            ) from None
+
+
+# A float32 dot at JAX's default precision is one bfloat16 pass on a TPU; Mosaic's float32 dot inside a
+# kernel keeps float32 and needs six.
+FLOAT32_PASSES = 6
+
+# Sources. Peak, HBM and VMEM sizes: jax's `tpu_info` table and the Cloud TPU system-architecture pages;
+# 7x's are the chip's halves. Clock: the peak over the MXUs' multiply-accumulates a cycle (v6e and 7x
+# start two passes a cycle). Scoped VMEM: what libtpu 0.0.42 and 0.0.52 print when they refuse a kernel.
+_CHIPS = (
+    Chip(
+        name="v4", device_kind="TPU v4", topology="v4:2x2x1", clock_ghz=1.05, cores=2, mxu=128,
+        tflops={"bfloat16": 275.0}, hbm_gbps=1228.0, hbm_bytes=32 * GIB,
+        vmem_bytes=16 * MIB, scoped_vmem_bytes=16 * MIB,
+    ),
+    Chip(
+        name="v5e", device_kind="TPU v5 lite", topology="v5e:2x2", clock_ghz=1.5, cores=1, mxu=128,
+        tflops={"bfloat16": 197.0, "int8": 394.0}, hbm_gbps=819.0, hbm_bytes=16 * GIB,
+        vmem_bytes=128 * MIB, scoped_vmem_bytes=16 * MIB,
+    ),
+    Chip(
+        name="v5p", device_kind="TPU v5", topology="v5p:2x2x1", clock_ghz=1.75, cores=2, mxu=128,
+        tflops={"bfloat16": 459.0, "int8": 918.0}, hbm_gbps=2765.0, hbm_bytes=95 * GIB,
+        vmem_bytes=64 * MIB, scoped_vmem_bytes=16 * MIB,
+    ),
+    Chip(
+        name="v6e", device_kind="TPU v6 lite", topology="v6e:2x2", clock_ghz=1.75, cores=1, mxu=256,
+        tflops={"bfloat16": 918.0, "int8": 1836.0, "float8_e5m2": 918.0, "float8_e4m3fn": 918.0},
+        hbm_gbps=1638.0, hbm_bytes=32 * GIB, vmem_bytes=128 * MIB, scoped_vmem_bytes=32 * MIB,
+    ),
+    Chip(
+        name="v7x", device_kind="TPU7x", topology="tpu7x:2x2x1", clock_ghz=2.2, cores=1, mxu=256,
+        tflops={"bfloat16": 1153.5, "float8_e5m2": 2307.0, "float8_e4m3fn": 2307.0},
+        hbm_gbps=3690.0, hbm_bytes=96 * GIB, vmem_bytes=64 * MIB, scoped_vmem_bytes=32 * MIB,
+    ),
+)
+
+CHIPS: dict[str, Chip] = {chip.name: chip for chip in _CHIPS}
+DEFAULT_TARGET = "v5e"
+
+
+def get_chip(target: str) -> Chip:
+    """The chip named `target` (``v5e``) or of that device kind (``TPU v5 lite``)."""
+    if target in CHIPS:
+        return CHIPS[target]
+    for chip in _CHIPS:
+        if chip.device_kind == target:
+            return chip
+    raise UsageError(f"unknown target {target!r}: use {one_of(CHIPS)}")

@@ -1,0 +1,176 @@
+"""What the framework asks of a kernel, and the registry through which it finds them."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import functools
+import hashlib
+import importlib
+import importlib.metadata
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from autotune.chips import Chip
+from autotune.errors import AutotuneError, UsageError, one_of
+from autotune.outcome import Config
+from autotune.problem import DTYPE_BYTES, Problem, parse_pairs
+from autotune.space import Space
+
+if TYPE_CHECKING:
+    import jax
+
+ENTRY_POINTS = "autotune.kernels"
+
+
+@dataclasses.dataclass(frozen=True)
+class ArraySpec:
+    """Shape and dtype of one argument, without jax."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * DTYPE_BYTES[self.dtype]
+
+
+@dataclasses.dataclass(frozen=True)
+class Cost:
+    """What a problem cannot do without: the two axes of its roofline.
+
+    Attributes:
+        flops: Floating-point (or integer) operations of useful work in the matmuls.
+        nbytes: Bytes of every argument and result, once each.
+        dtype: The matmuls' operand dtype.
+    """
+
+    flops: float
+    nbytes: float
+    dtype: str
+
+    def roofline_ms(self, chip: Chip) -> float:
+        """The least time `chip` could take, in milliseconds."""
+        compute_s = self.flops / (chip.peak_tflops(self.dtype) * 1e12)
+        return 1e3 * max(compute_s, self.nbytes / (chip.hbm_gbps * 1e9))
+
+
+class Kernel(abc.ABC):
+    """A tunable kernel. Methods that need jax import it themselves: listing kernels must not.
+
+    Attributes:
+        name: As on the command line.
+        summary: One line for ``list``.
+        problem_type: The kernel's `Problem`.
+        problems: Named problems; the first is the default.
+        sources: Modules whose text decides numerics or speed; hashed into `version`.
+    """
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    problem_type: ClassVar[type[Problem]]
+    problems: ClassVar[Mapping[str, Problem]]
+    sources: ClassVar[Sequence[str]]
+
+    @abc.abstractmethod
+    def space(self, problem: Any, chip: Chip) -> Space:
+        """The configs worth trying for `problem` on `chip`."""
+
+    @abc.abstractmethod
+    def arguments(self, problem: Any) -> tuple[ArraySpec, ...]:
+        """The arrays that `bind`'s function takes."""
+
+    @abc.abstractmethod
+    def bind(self, problem: Any, config: Config, *, interpret: Any = False) -> Callable[..., jax.Array]:
+        """The kernel with `config`: a function of the arrays in `arguments`.
+
+        Args:
+            interpret: Passed to `pallas_call`; `pltpu.InterpretParams` runs it on a CPU.
+        """
+
+    @abc.abstractmethod
+    def reference(self, problem: Any) -> Callable[..., jax.Array]:
+        """Plain JAX with the same arguments and result: the numerics to match, and the ``xla`` baseline.
+
+        Given float32 arguments it must compute in float32 throughout.
+        """
+
+    @abc.abstractmethod
+    def baselines(self, problem: Any, chip: Chip) -> dict[str, Config]:
+        """Named configs to compare with, ``default`` (what libraries ship) among them."""
+
+    @abc.abstractmethod
+    def cost(self, problem: Any) -> Cost:
+        """The problem's roofline."""
+
+    @abc.abstractmethod
+    def estimate_ms(self, problem: Any, config: Config, chip: Chip) -> float:
+        """An analytic time, from arithmetic alone: good enough to rank by, cheap enough for a whole space."""
+
+    @abc.abstractmethod
+    def validation_problems(self, problem: Any, config: Config) -> list[Any]:
+        """Small problems on which `config` runs as it would on `problem`.
+
+        At least one has two or more blocks in every dimension and an uneven edge; dtype and static
+        options are the problem's own.
+        """
+
+    def make_inputs(self, problem: Any, seed: int) -> tuple[jax.Array, ...]:
+        """Random arguments, standard normal; kernels whose arguments mean something else override it."""
+        import jax
+        import jax.numpy as jnp
+
+        specs = self.arguments(problem)
+        keys = jax.random.split(jax.random.key(seed), len(specs))
+        return tuple(
+            jax.random.normal(key, spec.shape, jnp.float32).astype(spec.dtype)
+            for key, spec in zip(keys, specs, strict=True)
+        )
+
+    @functools.cached_property
+    def version(self) -> str:
+        """A hash of the sources that decide numerics or speed: kept with every preset."""
+        digest = hashlib.sha256()
+        for module in self.sources:
+            digest.update(inspect.getsource(importlib.import_module(module)).encode())
+        return digest.hexdigest()[:12]
+
+    @property
+    def default_problem(self) -> str:
+        return next(iter(self.problems))
+
+    def parse_problem(self, text: str | None) -> Problem:
+        """A problem from its name, from ``k=v,…`` over the default problem, or from a name and ``k=v,…``."""
+        name, fields = self.default_problem, {}
+        if text:
+            head, comma, rest = text.partition(",")
+            if "=" not in head:
+                name, text = head.strip(), rest
+            fields = parse_pairs(text, "the problem")
+        if name not in self.problems:
+            raise UsageError(f"{self.name} has no problem named {name!r}: use {one_of(self.problems)}, or name=value,…")
+        return self.problems[name].replace(fields)
+
+
+@functools.cache
+def kernel_names() -> tuple[str, ...]:
+    """The registered kernels, sorted."""
+    return tuple(sorted(importlib.metadata.entry_points(group=ENTRY_POINTS).names))
+
+
+@functools.cache
+def get_kernel(name: str) -> Kernel:
+    """The kernel registered as `name`."""
+    found = importlib.metadata.entry_points(group=ENTRY_POINTS, name=name)
+    if not found:
+        names = kernel_names()
+        right = f"use {one_of(names)}" if names else "none is registered; install the project (pip install .)"
+        raise UsageError(f"unknown kernel {name!r}: {right}")
+    entry = next(iter(found))
+    try:
+        loaded = entry.load()
+    except ImportError as error:
+        raise AutotuneError(f"kernel {name!r} ({entry.value}) cannot be loaded: {error}") from error
+    return loaded() if isinstance(loaded, type) else loaded

@@ -1,0 +1,93 @@
+"""What became of one config: a typed status, the time and how it is made up, never a sentinel number."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from typing import Any, Mapping
+
+Config = Mapping[str, Any]
+"""One point of a space: parameter name to value (int, bool or str)."""
+
+
+class Status(enum.StrEnum):
+    """How a trial ended."""
+
+    OK = "ok"
+    INVALID = "invalid"  # breaks a stated constraint: refused before any compile
+    LOWERING_ERROR = "lowering_error"  # Pallas or Mosaic cannot lower it
+    VMEM_OOM = "vmem_oom"
+    HBM_OOM = "hbm_oom"
+    COMPILE_ERROR = "compile_error"
+    RUNTIME_ERROR = "runtime_error"
+    WRONG_RESULT = "wrong_result"
+    TIMEOUT = "timeout"
+    CRASH = "crash"  # the worker process died
+
+
+class Source(enum.StrEnum):
+    """Where a time came from, best first. Only `DEVICE` is a measurement."""
+
+    DEVICE = "device"  # timed on an accelerator
+    SCHEDULE = "schedule"  # the compiler's final bundles, simulated with their DMAs
+    WALK = "walk"  # the compiler's own cycle estimate, from shortened grids
+    HLO = "hlo"  # XLA's estimated cycles per fusion
+    ANALYTIC = "analytic"  # arithmetic on the problem and the config; nothing was compiled
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """The typed result of evaluating one config.
+
+    Attributes:
+        status: How it ended.
+        time_ms: Predicted or measured time of one call, in milliseconds; None unless `status` is ok.
+        compute_ms: Time the compute units would take alone.
+        memory_ms: Time the HBM traffic would take alone.
+        bound: What holds the time up: "compute", "memory" or "overhead".
+        source: Where the time came from.
+        vmem_bytes: Scoped VMEM the compiler needed or was asked for, where it says so.
+        hbm_bytes: Bytes moved to and from HBM in one call.
+        compile_s: Seconds the compile took.
+        message: The compiler's own text where it refused, or a note on the source.
+        provenance: Engine, target and versions.
+    """
+
+    status: Status
+    time_ms: float | None = None
+    compute_ms: float | None = None
+    memory_ms: float | None = None
+    bound: str | None = None
+    source: Source | None = None
+    vmem_bytes: int | None = None
+    hbm_bytes: int | None = None
+    compile_s: float | None = None
+    message: str = ""
+    provenance: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if (self.time_ms is not None) != (self.status is Status.OK):
+            raise ValueError(f"an outcome has a time exactly when it is ok: {self.status}, {self.time_ms}")
+
+    @property
+    def ok(self) -> bool:
+        return self.status is Status.OK
+
+    @property
+    def measured(self) -> bool:
+        """True only for a time taken on a device."""
+        return self.source is Source.DEVICE
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types; fields that are None are left out."""
+        fields = dataclasses.asdict(self)
+        return {name: value for name, value in fields.items() if value is not None and value != {}}
+
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, Any]) -> Outcome:
+        """The inverse of `to_dict`."""
+        fields = dict(fields)
+        fields["status"] = Status(fields["status"])
+        if fields.get("source"):
+            fields["source"] = Source(fields["source"])
+        return cls(**fields)

@@ -1,0 +1,1 @@
+"""One module per kernel: its parameters, their candidates and constraints, and its registration."""
