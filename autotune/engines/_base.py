@@ -1,0 +1,64 @@
+"""The one interface of all engines."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from concurrent.futures import Future
+from typing import Any, ClassVar, Self
+
+from autotune.chips import Chip
+from autotune.kernel import Kernel
+from autotune.outcome import Config, Outcome
+from autotune.validation import Validation
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """What an engine works on: one kernel's problem on one chip."""
+
+    kernel: Kernel
+    problem: Any
+    chip: Chip
+
+
+class Engine(abc.ABC):
+    """Evaluates configs of one task, `jobs` at a time. A context manager: leaving it ends its processes.
+
+    Every call returns at once with a future that resolves to a typed result and never raises for what
+    a config did: a worker that dies or hangs costs its own future and nothing else.
+
+    Attributes:
+        name: "compiler" or "device".
+        notice: One line the user must know about how this engine works today, or "".
+    """
+
+    name: ClassVar[str]
+    notice: str = ""
+
+    def __init__(self, task: Task, *, jobs: int, timeout_s: float) -> None:
+        self.task = task
+        self.jobs = jobs
+        self.timeout_s = timeout_s
+
+    @abc.abstractmethod
+    def evaluate(self, config: Config) -> Future[Outcome]:
+        """The kernel with `config`, which must satisfy the space's constraints."""
+
+    @abc.abstractmethod
+    def evaluate_reference(self) -> Future[Outcome]:
+        """The reference as XLA compiles it: the ``xla`` baseline."""
+
+    @abc.abstractmethod
+    def validate(self, config: Config) -> Future[Validation]:
+        """Compares the kernel with the reference numerically."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Ends the engine's processes; futures not done yet are cancelled."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
