@@ -1,12 +1,24 @@
-"""Numerical validation of a config: what was not shown right never becomes a preset."""
+"""Numerical validation of a config: what was not shown right never becomes a preset.
+
+The kernel runs with the config on small problems, on the CPU, in Pallas' TPU interpreter: DMAs, semaphores and
+grid as on a TPU, memory that nobody wrote and reads past an array's end as NaN. Its result is held against the
+reference computed in float32.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import math
+import traceback
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from autotune.outcome import Status
+from autotune.outcome import Config, Status
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from autotune.kernel import Kernel
 
 
 @dataclasses.dataclass(frozen=True)
@@ -14,9 +26,10 @@ class Validation:
     """The verdict on one config, over all of its small problems.
 
     Attributes:
-        status: ok, wrong_result, runtime_error, timeout or crash.
+        status: ok, wrong_result, lowering_error, runtime_error, timeout or crash.
         max_rel_error: Largest ``|got - want|₂ / |want|₂`` over the problems; None where nothing was computed.
-        max_element_error: Largest ``|got - want|`` over the root mean square of `want`.
+        max_element_error: Largest ``|got - want|`` of an element, over its own size or the root mean square of
+            `want`, whichever is larger.
         tolerance: What `max_rel_error` was held to.
         problems: The small problems that were run, as text.
         message: What went wrong, and on which problem.
@@ -40,3 +53,156 @@ class Validation:
     def from_dict(cls, fields: Mapping[str, Any]) -> Validation:
         fields = dict(fields)
         return cls(**{**fields, "status": Status(fields["status"]), "problems": tuple(fields["problems"])})
+
+
+@dataclasses.dataclass(frozen=True)
+class Tolerance:
+    """What an error may be: of the whole (relative norm) and of the worst element."""
+
+    rel: float
+    element: float
+
+
+# Rounding a result to bfloat16 is off by at most 2^-9 of the value and by 2^-9.2 in the norm. Kernels
+# that keep their sums in float32 but feed rounded intermediates to the MXU (attention's probabilities) come to
+# a little more; 2^-8 is more than twice that. One element can have all its roundings add up: 2^-5.
+# Float32 sums of some thousand terms are off by 1e-7 to 1e-6 in the norm: 2^-17 leaves a factor of about eight.
+TOLERANCES = {
+    "bfloat16": Tolerance(2.0**-8, 2.0**-5),
+    "float32": Tolerance(2.0**-17, 2.0**-13),
+}
+
+
+def validate(kernel: Kernel, problem: Any, config: Config, *, seed: int = 0) -> Validation:
+    """Compares `kernel` with its reference under `config`. Never raises for what the kernel does.
+
+    Args:
+        kernel: The kernel; `validation_problems` says what is run, each on random inputs.
+        problem: The problem that the config is for.
+        config: A config that satisfies the space's constraints.
+        seed: Of the inputs.
+
+    Returns:
+        The verdict. It stops at the first problem that fails.
+    """
+    rel = element = 0.0
+    done: list[str] = []
+    try:
+        problems = kernel.validation_problems(problem, config)
+    except Exception as error:  # A third party's kernel may do anything.
+        return Validation(Status.RUNTIME_ERROR, message=f"validation_problems: {_text(error)}")
+    if not problems:
+        return Validation(Status.RUNTIME_ERROR, message="the kernel names no problems to validate on")
+    for small in problems:
+        one = _validate_one(kernel, small, config, seed)
+        rel, element = _worse(rel, one.max_rel_error), _worse(element, one.max_element_error)
+        done.append(str(small))
+        if not one.ok or small is problems[-1]:
+            return dataclasses.replace(one, max_rel_error=rel, max_element_error=element, problems=tuple(done))
+    raise AssertionError("unreachable")
+
+
+def _validate_one(kernel: Kernel, problem: Any, config: Config, seed: int) -> Validation:
+    import jax
+    from jax.experimental.pallas import tpu as pltpu
+
+    interpret = pltpu.InterpretParams(uninitialized_memory="nan", out_of_bounds_reads="uninitialized")
+    phase = Status.LOWERING_ERROR
+    with jax.default_device(jax.local_devices(backend="cpu")[0]):
+        try:
+            inputs = kernel.make_inputs(problem, seed)
+            lowered = jax.jit(kernel.bind(problem, config, interpret=interpret)).lower(*inputs)
+            phase = Status.RUNTIME_ERROR
+            got = _to_numpy(lowered.compile()(*inputs))
+            want = _reference(kernel, problem, inputs)
+        except Exception as error:
+            pltpu.reset_tpu_interpret_mode_state()  # A run that stopped half way leaves its memory behind.
+            return Validation(phase, message=f"{problem}: {_text(error)}")
+    return compare(got, want, TOLERANCES[str(inputs[0].dtype)], str(problem))
+
+
+def _reference(kernel: Kernel, problem: Any, inputs: tuple[Any, ...]) -> np.ndarray:
+    """The reference on the same values, computed in float32 throughout."""
+    import jax
+    import jax.numpy as jnp
+
+    wide = [x.astype(jnp.float32) if jnp.issubdtype(x.dtype, jnp.floating) else x for x in inputs]
+    with jax.default_matmul_precision("highest"):
+        return _to_numpy(jax.jit(kernel.reference(problem))(*wide))
+
+
+def compare(got: np.ndarray, want: np.ndarray, tolerance: Tolerance, where: str) -> Validation:
+    """Holds `got` against `want`, both float32; `where` names the problem in the message."""
+    import numpy as np
+
+    if blind := _would_pass(want, tolerance):
+        return Validation(
+            Status.RUNTIME_ERROR, tolerance=tolerance.rel, message=f"{where}: nothing is shown, as {blind} would pass"
+        )
+    wrong = ""
+    rel = element = None
+    if got.shape != want.shape:
+        wrong = f"the result's shape is {got.shape}, not {want.shape}"
+    elif bad := int(np.count_nonzero(~np.isfinite(got))):
+        wrong = f"{bad} of {got.size} elements are NaN or infinite, the first at {_first(~np.isfinite(got))}"
+    else:
+        rel, element, worst = _errors(got, want)
+        if rel > tolerance.rel:
+            wrong = f"relative error {rel:.2e} exceeds {tolerance.rel:.2e}, worst at {worst}"
+        elif element > tolerance.element:
+            wrong = f"the element at {worst} is off by {element:.2e} (allowed {tolerance.element:.2e})"
+    status = Status.WRONG_RESULT if wrong else Status.OK
+    return Validation(status, rel, element, tolerance.rel, message=f"{where}: {wrong}" if wrong else "")
+
+
+def _would_pass(want: np.ndarray, tolerance: Tolerance) -> str:
+    """What wrong result the tolerance would let through on this reference; "" if it catches them all.
+
+    A reference of zeros passes a kernel that does nothing, one that hardly varies passes a kernel that mixes
+    up its blocks.
+    """
+    import numpy as np
+
+    if not np.all(np.isfinite(want)):
+        return "the reference is not finite: anything"
+    wrong = {"zeros": np.zeros_like(want), "a constant": np.full_like(want, want.mean(dtype=np.float64))}
+    for axis, length in enumerate(want.shape):
+        if length > 1:
+            wrong[f"a result shifted by one along axis {axis}"] = np.roll(want, 1, axis)
+    for name, array in wrong.items():
+        if want.size > 1 and not _errors(array, want)[0] > 4 * tolerance.rel:
+            return name
+    return "" if np.any(want) else "zeros"
+
+
+def _errors(got: np.ndarray, want: np.ndarray) -> tuple[float, float, tuple[int, ...]]:
+    """The relative norm error, the worst element's error and where that is."""
+    import numpy as np
+
+    norm = math.sqrt(np.sum(np.square(want, dtype=np.float64)))
+    off = np.abs(got - want)
+    rel = math.sqrt(np.sum(np.square(off, dtype=np.float64))) / norm if norm else math.nan
+    scaled = off / np.maximum(np.abs(want), norm / math.sqrt(want.size) or 1.0)
+    index = np.unravel_index(int(np.argmax(scaled)), want.shape)
+    return rel, float(scaled[index]), tuple(int(i) for i in index)
+
+
+def _first(mask: np.ndarray) -> tuple[int, ...]:
+    import numpy as np
+
+    return tuple(int(i) for i in np.unravel_index(int(np.argmax(mask)), mask.shape))
+
+
+def _worse(so_far: float | None, error: float | None) -> float | None:
+    return None if so_far is None or error is None else max(so_far, error)
+
+
+def _to_numpy(array: Any) -> np.ndarray:
+    import numpy as np
+
+    return np.asarray(array).astype(np.float32)
+
+
+def _text(error: Exception) -> str:
+    """The exception in one paragraph: its type and the last line of its traceback's text."""
+    return " ".join("".join(traceback.format_exception_only(error)).split())[:2000]

@@ -1,0 +1,37 @@
+"""What every kernel's public function shares: which config it takes, and where it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from autotune.outcome import Config
+from autotune.problem import Problem
+
+
+def choose_config(kernel: str, problem: Problem, config: Config | None, heuristic: Callable[[], Config]) -> Config:
+    """The caller's config, or the preset for `problem` on the attached TPU, or the heuristic one."""
+    if config is not None:
+        return config
+    device = jax.devices()[0]
+    if device.platform == "tpu":
+        try:
+            from autotune import presets
+        except ImportError:
+            return heuristic()
+        found = presets.lookup(kernel, problem, device_kind=device.device_kind)
+        if found is not None:
+            return found
+    return heuristic()
+
+
+def run(kernel: Callable[..., jax.Array], reference: Callable[..., jax.Array], interpret: Any, *args: jax.Array):
+    """`kernel` where Mosaic exists, `reference` on any other platform; `interpret` forces the kernel.
+
+    The choice is made when the program is lowered, so that one trace serves every platform.
+    """
+    if interpret:
+        return kernel(*args)
+    return jax.lax.platform_dependent(*args, tpu=kernel, default=reference)

@@ -1,0 +1,92 @@
+"""What a matmul costs: its roofline, an analytic time per config, and a config to start with. Loads no jax."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from autotune.chips import Chip
+from autotune.kernel import Cost
+from autotune.outcome import Config
+from autotune.problem import DTYPE_BYTES
+from autotune.space import aligned_divisors
+from kernels._tpu_model import LANES, SUBLANES, cdiv, dma_s, mxu_s, step_s, vpu_s
+from kernels.matmul.problem import MatmulProblem
+
+
+def cost(problem: MatmulProblem) -> Cost:
+    """The roofline: 2·m·n·k operations; each operand read once, the result written once."""
+    m, n, k = problem.m, problem.n, problem.k
+    return Cost(2.0 * m * n * k, (m * k + k * n + m * n) * DTYPE_BYTES[problem.dtype], problem.dtype)
+
+
+def estimate_ms(problem: MatmulProblem, config: Config, chip: Chip) -> float:
+    """Time of one call in milliseconds, from the blocks' MXU passes, fetches and steps."""
+    block_m, block_n, block_k = _blocks(problem, config)
+    item = DTYPE_BYTES[problem.dtype]
+    tiles_m, tiles_n, steps_k = cdiv(problem.m, block_m), cdiv(problem.n, block_n), cdiv(problem.k, block_k)
+    outer, inner = (tiles_m, tiles_n) if config.get("grid_order", "mn") == "mn" else (tiles_n, tiles_m)
+
+    # The accumulator is loaded, added to and stored every step, beside the MXU but not for free.
+    accumulate = vpu_s(2 * block_m * block_n, chip, slots=1) if steps_k > 1 else 0.0
+    compute = mxu_s(block_m, block_n, block_k, problem.dtype, chip) + 0.2 * accumulate
+    compute += vpu_s(block_m * block_n, chip, slots=1) / steps_k  # the tile is converted and stored once
+
+    # With the whole k in one block, the outer loop's operand stays put while the inner loop runs.
+    x_bytes, y_bytes = block_m * block_k * item, block_k * block_n * item
+    held, moving = (x_bytes, y_bytes) if config.get("grid_order", "mn") == "mn" else (y_bytes, x_bytes)
+    held_fetches = 1 / inner if steps_k == 1 else 1.0
+    moving_fetches = 1 / (outer * inner) if steps_k == 1 and inner == 1 else 1.0
+    nbytes = held * held_fetches + moving * moving_fetches + block_m * block_n * item / steps_k
+
+    # "parallel" tiles are dealt out to the cores that act as one device.
+    steps = cdiv(outer, chip.cores) * inner * steps_k if outer >= chip.cores else outer * inner * steps_k
+    total = steps * step_s(compute, dma_s(nbytes, chip))
+    if config.get("held_buffers", 2) == 1:  # nothing overlaps the held operand's fetch
+        total += cdiv(outer, chip.cores) * dma_s(held, chip)
+    return 1e3 * (total + dma_s(x_bytes + y_bytes, chip))  # the first fetch has nothing to hide behind
+
+
+def vmem_lower_bound(problem: MatmulProblem, config: Config) -> int:
+    """Bytes of VMEM that the blocks cannot do without; what the compiler adds comes on top.
+
+    A block that changes along the grid has two buffers; one that never does may get away with one.
+    """
+    block_m, block_n, block_k = _blocks(problem, config)
+    item = DTYPE_BYTES[problem.dtype]
+    one_m, one_n, one_k = block_m >= problem.m, block_n >= problem.n, block_k >= problem.k
+    held = config.get("held_buffers", 2)
+    x_buffers, y_buffers = (held, 2) if config.get("grid_order", "mn") == "mn" else (2, held)
+    x = block_m * block_k * item * (1 if one_m and one_k else x_buffers)
+    y = block_k * block_n * item * (1 if one_k and one_n else y_buffers)
+    out = block_m * block_n * item * (1 if one_m and one_n else 2)
+    return x + y + out + (0 if one_k else 4 * block_m * block_n)
+
+
+def clipped(size: int, block: int) -> int:
+    """`block`, or the whole dimension where that is smaller: always a legal block."""
+    return min(size, block)
+
+
+def heuristic_config(problem: MatmulProblem) -> dict[str, Any]:
+    """A good start on every chip: tiles that fit the smallest default VMEM limit (16 MiB)."""
+    wide = 1024 if problem.dtype == "bfloat16" else 512
+    return {
+        "block_m": _largest_divisor(problem.m, SUBLANES * 4 // DTYPE_BYTES[problem.dtype], wide),
+        "block_n": _largest_divisor(problem.n, LANES, wide),
+        "block_k": _largest_divisor(problem.k, LANES, 512),
+    }
+
+
+def _largest_divisor(size: int, align: int, cap: int) -> int:
+    """The largest aligned divisor up to `cap` unless all are small: then `cap`, with an uneven last block."""
+    if size <= cap:
+        return size
+    best = max((d for d in aligned_divisors(size, align) if d <= cap), default=0)
+    return best if 2 * best >= cap else cap
+
+
+def _blocks(problem: MatmulProblem, config: Config) -> tuple[int, int, int]:
+    return tuple(
+        clipped(size, config[name])
+        for size, name in ((problem.m, "block_m"), (problem.n, "block_n"), (problem.k, "block_k"))
+    )

@@ -1,0 +1,100 @@
+"""The matmul's search space, and the matmul as the tuner sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from autotune.chips import MIB, Chip
+from autotune.kernel import ArraySpec, Cost, Kernel
+from autotune.outcome import Config
+from autotune.space import Constraint, Param, Space
+from kernels.matmul import cost as model
+from kernels.matmul.problem import PROBLEMS, MatmulProblem
+from search_spaces._common import (
+    LANES,
+    block_candidates,
+    block_constraint,
+    sublanes,
+    uneven,
+    vmem_limit_constraint,
+    vmem_param,
+)
+
+if TYPE_CHECKING:
+    import jax
+
+
+class MatmulKernel(Kernel):
+    """``x[m, k] @ y[k, n]`` in tiles: see `kernels.matmul`."""
+
+    name = "matmul"
+    summary = "x[m, k] @ y[k, n]: tiles of the result, float32 accumulator in VMEM, k innermost"
+    problem_type = MatmulProblem
+    problems = PROBLEMS
+    sources = ("kernels.matmul.pallas", "kernels.matmul.reference")
+
+    def space(self, problem: MatmulProblem, chip: Chip) -> Space:
+        rows = sublanes(problem.dtype)
+        params = [
+            Param("block_m", block_candidates(problem.m, rows), "rows of an output tile"),
+            Param("block_n", block_candidates(problem.n, LANES), "columns of an output tile"),
+            Param("block_k", block_candidates(problem.k, LANES), "contracted length per grid step"),
+            Param("grid_order", ("mn", "nm"), "order of the outer two grid dimensions, the inner one last", "mn"),
+            Param("held_buffers", (2, 1), "VMEM buffers of the operand that the inner tile loop holds still", 2),
+            vmem_param(chip),
+        ]
+        constraints = [
+            block_constraint("block_m", "m", problem.m, rows),
+            block_constraint("block_n", "n", problem.n, LANES),
+            block_constraint("block_k", "k", problem.k, LANES),
+            Constraint("held_buffers must be 1 or 2", lambda config: config["held_buffers"] in (1, 2)),
+            Constraint(
+                f"held_buffers=1 needs block_k to be the whole k={problem.k}: with several k steps no operand is held",
+                lambda config: config["held_buffers"] == 2 or config["block_k"] == problem.k,
+            ),
+            vmem_limit_constraint(chip),
+            Constraint(
+                "the blocks alone need more VMEM than vmem_limit_mib: take smaller blocks or a higher limit",
+                lambda config: model.vmem_lower_bound(problem, config) <= config["vmem_limit_mib"] * MIB,
+            ),
+        ]
+        return Space(params, constraints)
+
+    def arguments(self, problem: MatmulProblem) -> tuple[ArraySpec, ...]:
+        return (
+            ArraySpec((problem.m, problem.k), problem.dtype),
+            ArraySpec((problem.k, problem.n), problem.dtype),
+        )
+
+    def bind(self, problem: MatmulProblem, config: Config, *, interpret: Any = False) -> Callable[..., jax.Array]:
+        from kernels.matmul.pallas import matmul_pallas
+
+        return lambda x, y: matmul_pallas(x, y, **config, interpret=interpret)
+
+    def reference(self, problem: MatmulProblem) -> Callable[..., jax.Array]:
+        from kernels.matmul.reference import matmul_reference
+
+        return matmul_reference
+
+    def baselines(self, problem: MatmulProblem, chip: Chip) -> dict[str, Config]:
+        blocks = {"block_m": problem.m, "block_n": problem.n, "block_k": problem.k}
+        small = {name: model.clipped(size, LANES) for name, size in blocks.items()}
+        return {"default": self.space(problem, chip).parse(small)}
+
+    def cost(self, problem: MatmulProblem) -> Cost:
+        return model.cost(problem)
+
+    def estimate_ms(self, problem: MatmulProblem, config: Config, chip: Chip) -> float:
+        return model.estimate_ms(problem, config, chip)
+
+    def validation_problems(self, problem: MatmulProblem, config: Config) -> list[MatmulProblem]:
+        """The problem's own path (two blocks a dimension, or the one that covers it), and uneven edges."""
+        sizes = {"m": "block_m", "n": "block_n", "k": "block_k"}
+        exact, ragged = {}, {}
+        for field, block in sizes.items():
+            whole = getattr(problem, field)
+            length = model.clipped(whole, config[block])
+            exact[field] = whole if field == "k" and length == whole else 2 * length
+            ragged[field] = length + uneven(length)
+        return [problem.replace(exact), problem.replace(ragged)]
