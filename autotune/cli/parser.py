@@ -1,0 +1,180 @@
+"""The arguments of every command."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from autotune import __version__
+from autotune.chips import CHIPS, DEFAULT_TARGET
+from autotune.errors import UsageError, one_of
+
+ENGINES = ("auto", "compiler", "device")
+FORMATS = ("md", "csv", "html")
+TUNE = "tune"
+DEFAULT_TIMEOUT_S = 120.0
+
+
+class _Parser(argparse.ArgumentParser):
+    """Reports errors as `UsageError`, so that they are one line like all others."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message} (see {self.prog} --help)")
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """Reads a command line; `run` of the result is the function that carries it out.
+
+    Raises:
+        UsageError: It cannot be read.
+    """
+    parser, commands = _build()
+    arguments = list(argv)
+    if arguments and arguments[0] not in (*commands, "-h", "--help", "--version"):
+        arguments.insert(0, TUNE)  # `autotune KERNEL …`: the main job needs no word of its own.
+    return parser.parse_args(arguments or ["--help"])
+
+
+def _build() -> tuple[argparse.ArgumentParser, list[str]]:
+    parser = _Parser(
+        prog="autotune",
+        usage="autotune KERNEL [options]\n       autotune COMMAND …",
+        description="Tunes JAX kernels for TPUs, with or without the TPU.",
+        epilog="`autotune KERNEL` tunes a kernel; `autotune tune --help` lists its options.",
+    )
+    parser.add_argument("--version", action="version", version=f"autotune {__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    _add_tune(commands)
+    _add_list(commands)
+    _add_predict(commands)
+    _add_report(commands)
+    _add_presets(commands)
+    _add_doctor(commands)
+    return parser, list(commands.choices)
+
+
+def _add_tune(commands: Any) -> None:
+    parser = commands.add_parser(TUNE, prog="autotune", help="tune a kernel (the word may be left out)")
+    parser.add_argument("kernel", metavar="KERNEL", help="what to tune: see `autotune list`")
+    parser.add_argument("--trials", type=_positive_int, default=100, metavar="N", help="configs to try (100)")
+    _add_task(parser)
+    _add_engine(parser, ENGINES)
+    parser.add_argument("--seed", type=_natural, default=0, metavar="N", help="of the search (0)")
+    parser.add_argument(
+        "--budget", type=_positive, metavar="S", help="seconds after which no more is tried; the best is validated then"
+    )
+    parser.add_argument(
+        "--storage", metavar="URL", help="a path, journal:PATH, sqlite:///PATH or postgresql://… (a file in --results)"
+    )
+    parser.add_argument("--study", metavar="NAME", help="go on with this study (one derived from the other options)")
+    _add_results(parser)
+    _add_json(parser)
+    parser.set_defaults(run=_run("tune"))
+
+
+def _add_list(commands: Any) -> None:
+    parser = commands.add_parser("list", help="kernels, named problems, parameters")
+    parser.add_argument("kernel", metavar="KERNEL", nargs="?", help="one kernel, with its space in full")
+    _add_task(parser)
+    _add_json(parser)
+    parser.set_defaults(run=_run("listing"))
+
+
+def _add_predict(commands: Any) -> None:
+    parser = commands.add_parser("predict", help="the time of given configs")
+    parser.add_argument("kernel", metavar="KERNEL")
+    _add_task(parser)
+    which = parser.add_mutually_exclusive_group(required=True)
+    which.add_argument("--config", metavar="k=v,…", help="one config")
+    which.add_argument("--configs", type=Path, metavar="FILE.csv", help="one config a row, a parameter a column")
+    parser.add_argument("--columns", metavar="c=name,…", help="what other column names mean: bm=block_m,…")
+    _add_engine(parser, ("auto", "compiler", "device"))
+    _add_json(parser)
+    parser.set_defaults(run=_run("predict"))
+
+
+def _add_report(commands: Any) -> None:
+    parser = commands.add_parser("report", help="tuned beside baseline, for people and for pandas")
+    parser.add_argument("kernels", metavar="KERNEL", nargs="*", help="all that have presets")
+    parser.add_argument("--format", choices=FORMATS, help="only this one (md and csv)")
+    _add_results(parser)
+    _add_json(parser)
+    parser.set_defaults(run=_run("report"))
+
+
+def _add_presets(commands: Any) -> None:
+    parser = commands.add_parser("presets", help="list, show or check the presets that a lookup would find")
+    parser.add_argument("action", choices=("list", "show", "check"))
+    parser.add_argument("kernel", metavar="KERNEL", nargs="?")
+    _add_results(parser, default=None, text="this results folder instead of the search path")
+    _add_json(parser)
+    parser.set_defaults(run=_run("presets"))
+
+
+def _add_doctor(commands: Any) -> None:
+    parser = commands.add_parser("doctor", help="what this machine can do, and what is missing")
+    _add_json(parser)
+    parser.set_defaults(run=_run("doctor"))
+
+
+def _add_task(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--target", metavar="T", default=DEFAULT_TARGET, help=f"{one_of(CHIPS)} ({DEFAULT_TARGET})")
+    parser.add_argument("--problem", metavar="NAME|k=v,…", help="a named problem, sizes over the default one, or both")
+
+
+def _add_engine(parser: argparse.ArgumentParser, engines: Sequence[str]) -> None:
+    parser.add_argument("--engine", choices=engines, default="auto", help="what gives the times (auto)")
+    parser.add_argument("--jobs", type=_positive_int, default=_cores(), metavar="N", help="workers (one a core)")
+    parser.add_argument(
+        "--timeout", type=_positive, default=DEFAULT_TIMEOUT_S, metavar="S", help=f"for a trial ({DEFAULT_TIMEOUT_S:g})"
+    )
+
+
+def _add_results(parser: argparse.ArgumentParser, default: Path | None = Path("results"), text: str = "") -> None:
+    parser.add_argument("--results", type=Path, default=default, metavar="DIR", help=text or "results folder (results)")
+
+
+def _add_json(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="one JSON document on standard output")
+
+
+def _run(module: str) -> Callable[[argparse.Namespace], int]:
+    """The `run` of a command's module, imported only when it is called: `list` must not wait for optuna."""
+
+    def run(arguments: argparse.Namespace) -> int:
+        import importlib
+
+        return importlib.import_module(f"autotune.cli.{module}").run(arguments)
+
+    return run
+
+
+def _cores() -> int:
+    """Cores this process may use, where the system tells."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    return len(affinity(0)) if affinity else os.cpu_count() or 1
+
+
+def _positive_int(text: str) -> int:
+    return _number(text, int, 1, "a positive integer")
+
+
+def _natural(text: str) -> int:
+    return _number(text, int, 0, "an integer of 0 or more")
+
+
+def _positive(text: str) -> float:
+    return _number(text, float, 1e-9, "a positive number of seconds")
+
+
+def _number(text: str, kind: type, least: float, right: str) -> Any:
+    try:
+        value = kind(text)
+    except ValueError:
+        value = None
+    if value is None or not least <= value < 2**63:
+        raise argparse.ArgumentTypeError(f"{text} must be {right}")
+    return value

@@ -1,0 +1,149 @@
+"""How a run goes, on standard error: a bar on a terminal, a line now and then elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from typing import Any
+
+from autotune.cli import render
+from autotune.outcome import Status
+from autotune.search import TrialRecord
+from autotune.tuner import Observer
+
+LINE_EVERY_S = 10.0
+LINE_EVERY_TRIALS = 10
+
+
+class _Tally(Observer):
+    """Counts and the best, which both ways of showing need."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[Status] = Counter()
+        self.best: TrialRecord | None = None
+        self.trials = 0
+        self.begun = time.monotonic()
+
+    def started(self, study: str, known: list[TrialRecord], trials: int) -> None:
+        self.trials = trials
+        for record in known:
+            self._count(record)
+
+    def trial(self, record: TrialRecord) -> None:
+        self._count(record)
+
+    def _count(self, record: TrialRecord) -> None:
+        self.counts[record.status] += 1
+        if record.status is Status.OK and (
+            self.best is None or record.outcome.time_ms < self.best.outcome.time_ms  # type: ignore[operator]
+        ):
+            self.best = record
+
+    @property
+    def done(self) -> int:
+        return self.counts.total()
+
+    @property
+    def status(self) -> str:
+        best = render.milliseconds(self.best.outcome.time_ms) if self.best else "none yet"
+        return f"best {best} · {render.count_text({s.value: self.counts[s] for s in Status if self.counts[s]})}"
+
+
+class LineProgress(_Tally):
+    """A plain line every few trials or seconds."""
+
+    def __init__(self, console: Any) -> None:
+        super().__init__()
+        self._console = console
+        self._last_time = self.begun
+        self._last_done = 0
+
+    def started(self, study: str, known: list[TrialRecord], trials: int) -> None:
+        super().started(study, known, trials)
+        self._last_done = self.done
+        resumed = f", {self.done} trials of it known" if known else ""
+        self._console.print(f"study {study}{resumed}", soft_wrap=True)
+
+    def trial(self, record: TrialRecord) -> None:
+        super().trial(record)
+        now = time.monotonic()
+        due = now - self._last_time >= LINE_EVERY_S or self.done - self._last_done >= LINE_EVERY_TRIALS
+        if due or self.done in (1, self.trials):
+            self._last_time, self._last_done = now, self.done
+            elapsed = render.seconds(now - self.begun)
+            self._console.print(f"{self.done}/{self.trials} trials, {elapsed}: {self.status}", soft_wrap=True)
+
+    def validating(self, record: TrialRecord) -> None:
+        self._console.print(f"validating {_text(record)}", soft_wrap=True)
+
+    def validated(self, record: TrialRecord) -> None:
+        if record.status is not Status.OK:
+            self._console.print(f"  {_refusal(record)}", soft_wrap=True)
+
+    def __enter__(self) -> LineProgress:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        pass
+
+
+class BarProgress(_Tally):
+    """A live bar, with what came of the trials under it."""
+
+    def __init__(self, console: Any) -> None:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+        super().__init__()
+        from rich.progress import TimeRemainingColumn
+
+        self._progress = Progress(
+            BarColumn(bar_width=16),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            TextColumn("{task.description}"),
+            console=console,
+        )
+        self._task: Any = None
+
+    def started(self, study: str, known: list[TrialRecord], trials: int) -> None:
+        super().started(study, known, trials)
+        resumed = f", {self.done} trials of it known" if known else ""
+        self._progress.console.print(f"study {study}{resumed}")
+        self._task = self._progress.add_task(self.status, total=trials, completed=self.done)
+
+    def trial(self, record: TrialRecord) -> None:
+        super().trial(record)
+        self._progress.update(self._task, advance=1, description=self.status)
+
+    def validating(self, record: TrialRecord) -> None:
+        self._progress.update(self._task, description=f"validating {render.milliseconds(record.outcome.time_ms)}")
+
+    def validated(self, record: TrialRecord) -> None:
+        if record.status is not Status.OK:
+            self._progress.console.print(f"{_text(record)}: {_refusal(record)}")
+        self._progress.update(self._task, description=self.status)
+
+    def __enter__(self) -> BarProgress:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._progress.stop()
+
+
+def make_progress(console: Any) -> LineProgress | BarProgress:
+    """A bar where `console` is a terminal, lines elsewhere."""
+    return BarProgress(console) if console.is_terminal else LineProgress(console)
+
+
+def _text(record: TrialRecord) -> str:
+    from autotune.space import format_config
+
+    return format_config(record.config)
+
+
+def _refusal(record: TrialRecord) -> str:
+    reason = record.validation.message if record.validation else ""
+    return f"{record.status.value}: {reason or 'refused'}; the next best is tried"

@@ -1,0 +1,140 @@
+"""``autotune KERNEL``: the main job."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+from typing import Any
+
+from autotune import engines, presets
+from autotune.cli import render
+from autotune.cli.common import check_writable, print_json, read_task, reserved_stdout
+from autotune.engines._base import Task
+from autotune.errors import UsageError
+from autotune.outcome import Outcome
+from autotune.search import SearchSettings, StopReason
+from autotune.search.storage import journal_path
+from autotune.space import format_config
+from autotune.tuner import REFERENCE, TuneResult, preset_file, tune
+
+_STOPPED = {
+    StopReason.TRIALS: "",
+    StopReason.BUDGET: "; stopped by --budget",
+    StopReason.EXHAUSTED: "; the space has no more",
+    StopReason.INTERRUPTED: "; interrupted, the same command goes on",
+}
+
+
+def run(arguments: argparse.Namespace) -> int:
+    task = read_task(arguments)
+    _check(task, arguments)
+    settings = SearchSettings(
+        trials=arguments.trials,
+        seed=arguments.seed,
+        budget_s=arguments.budget,
+        storage=arguments.storage,
+        study=arguments.study,
+        results=arguments.results,
+    )
+    with reserved_stdout(arguments.json):
+        result = _tune(task, arguments, settings)
+        if not arguments.json:
+            _show(result)
+    if arguments.json:
+        print_json(result.to_dict())
+    return 0 if result.best is not None else 1
+
+
+def _check(task: Task, arguments: argparse.Namespace) -> None:
+    """Everything that can be wrong with the request, before anything is written."""
+    name = arguments.study
+    if name is not None and (not name.strip() or "/" in name or "\\" in name or name.startswith(".")):
+        raise UsageError(f"--study {name}: use a name without slashes or a leading dot")
+    check_writable(arguments.results)
+    journal_path(arguments.storage, arguments.results, arguments.study or "study")
+    presets.read(preset_file(task, arguments.results))
+    space = task.kernel.space(task.problem, task.chip)
+    if next(iter(space), None) is None:
+        raise UsageError(f"{task.kernel.name} has no valid config for {task.problem} on {task.chip.name}")
+
+
+def _tune(task: Task, arguments: argparse.Namespace, settings: SearchSettings) -> TuneResult:
+    from autotune.cli.progress import make_progress
+
+    console = render.console(stderr=True)
+    with contextlib.ExitStack() as stack:
+        engine = stack.enter_context(
+            engines.open_engine(arguments.engine, task, jobs=arguments.jobs, timeout_s=arguments.timeout)
+        )
+        console.print(f"{task.kernel.name} {task.problem}\non {task.chip.name}, {engine.name} engine", soft_wrap=True)
+        if engine.notice:
+            console.print(engine.notice, soft_wrap=True)
+        return tune(task, engine, settings, stack.enter_context(make_progress(console)))
+
+
+def _show(result: TuneResult) -> None:
+    out = render.console()
+    done = sum(result.counts.values())
+    out.print(
+        f"\n{done} trials in {render.seconds(result.seconds)}: {render.count_text(result.counts)}"
+        f"{_STOPPED[result.stopped_because]}",
+        soft_wrap=True,
+    )
+    out.print(_table(result))
+    if result.best is None:
+        out.print("No config was shown right: nothing is kept.")
+        return
+    best, target = result.best, result.task.chip.name
+    for label, text in _facts(result):
+        out.print(f"{label:<10}{text}", soft_wrap=True)
+    source = render.provenance(best.outcome.source, target)
+    out.print(f"\nTimes are {source}.")
+    out.print(
+        f'In training code: presets.lookup("{result.task.kernel.name}", {result.task.problem.to_dict()}, '
+        f'device_kind="{result.task.chip.device_kind}")',
+        soft_wrap=True,
+    )
+
+
+def _table(result: TuneResult) -> Any:
+    table = render.table("", "time", "tuned is faster", "of roofline")
+    roofline = result.roofline_ms
+    for name, outcome in result.baselines.items():
+        label = f"{name} (the reference)" if name == REFERENCE else f"{name} config"
+        table.add_row(label, _time(outcome), render.times(result.speedup(name)), _share(outcome, roofline))
+    best = result.best.outcome if result.best else None
+    table.add_row("tuned", _time(best), "", _share(best, roofline), style="bold")
+    table.add_row("roofline", render.milliseconds(roofline), "", "")
+    return table
+
+
+def _facts(result: TuneResult) -> list[tuple[str, str]]:
+    best = result.best
+    assert best is not None
+    outcome, validation = best.outcome, best.validation
+    facts = [("config", format_config(best.config))]
+    if outcome.bound:
+        parts = [f"{name} {render.milliseconds(value)}" for name, value in _parts(outcome) if value is not None]
+        facts.append(("bound", f"{outcome.bound}" + (f" ({', '.join(parts)})" if parts else "")))
+    if validation is not None and validation.max_rel_error is not None:
+        held = f", tolerance {validation.tolerance:.1e}" if validation.tolerance is not None else ""
+        facts.append(("validated", f"relative error {validation.max_rel_error:.1e}{held}"))
+    for record in result.rejected:
+        facts.append((record.status.value, f"{format_config(record.config)} was faster and is not used"))
+    kept = " (one as good or better was there and stays)" if result.kept else ""
+    facts.append(("preset", f"{result.preset}{kept}"))
+    return facts
+
+
+def _parts(outcome: Outcome) -> list[tuple[str, float | None]]:
+    return [("compute", outcome.compute_ms), ("memory", outcome.memory_ms)]
+
+
+def _time(outcome: Outcome | None) -> str:
+    if outcome is None:
+        return "not reached"
+    return render.milliseconds(outcome.time_ms) if outcome.ok else outcome.status.value
+
+
+def _share(outcome: Outcome | None, roofline_ms: float) -> str:
+    return render.percent(roofline_ms / outcome.time_ms) if outcome is not None and outcome.time_ms else ""

@@ -1,0 +1,97 @@
+"""Preset files: one per device kind and kernel, a JSON list, readable and diffable."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import filelock
+
+from autotune.errors import ResultsError
+from autotune.presets.entry import Preset
+
+
+def slug(device_kind: str) -> str:
+    """``TPU v5 lite`` as a folder's name: ``tpu_v5_lite``."""
+    return re.sub(r"[^a-z0-9]+", "_", device_kind.lower()).strip("_")
+
+
+def preset_path(folder: Path, device_kind: str, kernel: str) -> Path:
+    """Where the presets of `kernel` on `device_kind` are, under a presets folder."""
+    return folder / slug(device_kind) / f"{kernel}.json"
+
+
+def read(path: Path) -> list[Preset]:
+    """The presets in a file; none where there is no file.
+
+    Raises:
+        ResultsError: The file is not a list of presets. It is left as it is.
+    """
+    try:
+        entries = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(entries, list):
+            raise ValueError("it must be a list of presets")
+        return [Preset.from_dict(fields) for fields in entries]
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError) as error:  # Bad JSON and bad UTF-8 are ValueErrors.
+        raise ResultsError(f"{path} cannot be read as presets ({error}): repair it or move it away") from None
+
+
+def save(path: Path, preset: Preset) -> bool:
+    """Keeps `preset` if it beats the one for the same problem, and says whether it did.
+
+    Safe beside other processes that write the same file, and a kill at any moment leaves the old file or
+    the new one.
+
+    Raises:
+        ValueError: The preset was not validated.
+        ResultsError: The file cannot be read. It is left as it is.
+    """
+    if not preset.validated:
+        raise ValueError("a config that was not shown right never becomes a preset")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with _locked(path):
+        presets = read(path)
+        place = next((i for i, old in enumerate(presets) if old.problem == preset.problem), None)
+        if place is None:
+            presets.append(preset)
+        elif preset.beats(presets[place]):
+            presets[place] = preset
+        else:
+            return False
+        _replace(path, presets)
+    return True
+
+
+def files(folder: Path) -> Iterator[Path]:
+    """The preset files under a presets folder, sorted."""
+    return iter(sorted(folder.glob("*/*.json")))
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """The lock lies beside the file, for the file itself is replaced."""
+    with filelock.FileLock(path.with_name(f".{path.name}.lock")):
+        yield
+
+
+def _replace(path: Path, presets: list[Preset]) -> None:
+    text = json.dumps([preset.to_dict() for preset in presets], indent=1, ensure_ascii=False, allow_nan=False)
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    try:
+        with open(descriptor, "w", encoding="utf-8") as file:
+            file.write(text + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)  # mkstemp's own mode would hide it from everybody else.
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+        raise

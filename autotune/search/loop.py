@@ -1,0 +1,185 @@
+"""The search itself: several trials in flight until a budget ends it."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import functools
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures import CancelledError as FutureCancelled
+from pathlib import Path
+from typing import Any
+
+from autotune.engines._base import Engine
+from autotune.outcome import Config, Outcome, Status
+from autotune.search.encoding import Encoding
+from autotune.search.interrupt import Interrupt
+from autotune.search.pool import Pool
+from autotune.search.study import TuningStudy, identity
+from autotune.search.trials import TrialRecord
+
+# Share of the trials that the analytic ranking decides; the sampler decides the others.
+RANKED_SHARE = 0.22
+# Trials that wait beside those being worked on, so that no worker idles while a proposal is made.
+QUEUED = 1
+_POLL_S = 0.2
+
+
+class StopReason(enum.StrEnum):
+    """Why the search ended."""
+
+    TRIALS = "trials"
+    BUDGET = "budget"
+    EXHAUSTED = "space exhausted"
+    INTERRUPTED = "interrupted"
+
+
+@dataclasses.dataclass(frozen=True)
+class SearchSettings:
+    """How much to search, and where it is kept.
+
+    Attributes:
+        trials: Distinct configs to evaluate, those of earlier runs of the study included.
+        seed: Of the sampler; part of the study's identity.
+        budget_s: Seconds after which nothing more is tried and what is in flight is given up; None for no limit.
+        storage: As ``--storage``; None for a journal file in `results`.
+        study: The study's name; None for the derived one.
+        results: The results folder.
+    """
+
+    trials: int = 100
+    seed: int = 0
+    budget_s: float | None = None
+    storage: str | None = None
+    study: str | None = None
+    results: Path = Path("results")
+
+
+class Search:
+    """One study's search. Creating it opens the study; `run` does the work.
+
+    Args:
+        engine: Evaluates the configs of its task.
+        baselines: Named configs to start with.
+        settings: How much, and where it is kept.
+
+    Raises:
+        UsageError: The space is empty, or the study was made for something else.
+        ResultsError: The storage cannot be read.
+    """
+
+    def __init__(self, engine: Engine, baselines: Mapping[str, Config], settings: SearchSettings) -> None:
+        task = engine.task
+        self._engine = engine
+        self._settings = settings
+        self._space = task.kernel.space(task.problem, task.chip)
+        self._baselines = list(baselines.values())
+        self._encoding = Encoding(self._space, self._baselines)
+        self.study = TuningStudy(
+            identity(task, engine.name, settings.seed, self._encoding),
+            self._encoding,
+            lambda: self.pool,
+            storage=settings.storage,
+            results=settings.results,
+            name=settings.study,
+        )
+        self._in_flight: dict[Future[Outcome], Any] = {}
+
+    @functools.cached_property
+    def pool(self) -> Pool:
+        """The valid configs, ranked: made once, while the engine's workers start."""
+        task = self._engine.task
+        valid = [config for config in self._baselines if self._space.why_invalid(config) is None]
+        return Pool(
+            self._space,
+            self._encoding,
+            lambda config: task.kernel.estimate_ms(task.problem, config, task.chip),
+            extra=valid,
+            seed=self._settings.seed,
+        )
+
+    def run(
+        self,
+        on_trial: Callable[[TrialRecord], None],
+        interrupt: Interrupt,
+        *,
+        started: float,
+    ) -> StopReason:
+        """Searches until something ends it.
+
+        Args:
+            on_trial: Called after each trial, in this thread.
+            interrupt: Ends the search when requested.
+            started: `time.monotonic()` of the run's start, from which the budget counts.
+        """
+        deadline = started + self._settings.budget_s if self._settings.budget_s else None
+        self.study.recover()
+        done = len(self.study.records())
+        if done < self._settings.trials:
+            for config in self._baselines:
+                self.study.enqueue(config)
+        ranking_queued = False
+        try:
+            while True:
+                if interrupt.requested:
+                    return StopReason.INTERRUPTED
+                if deadline is not None and time.monotonic() >= deadline:
+                    return StopReason.BUDGET
+                if done >= self._settings.trials:
+                    return StopReason.TRIALS
+                while self._room(done):
+                    if not self.study.waiting:
+                        # Only now, with the first baseline already compiling: ranking a space takes a moment.
+                        if not ranking_queued:
+                            ranking_queued = True
+                            self._queue_ranking()
+                            continue
+                        if self.pool.exhausted(self.study.taken()):
+                            break
+                    self._submit()
+                if not self._in_flight:
+                    return StopReason.EXHAUSTED
+                finished, _ = wait(self._in_flight, timeout=_POLL_S, return_when=FIRST_COMPLETED)
+                for future in finished:
+                    on_trial(self._collect(future))
+                    done += 1
+        finally:
+            self._abandon()
+
+    def _room(self, done: int) -> bool:
+        return len(self._in_flight) < min(self._engine.jobs + QUEUED, self._settings.trials - done)
+
+    def _queue_ranking(self) -> None:
+        share = max(1, round(self._settings.trials * RANKED_SHARE))
+        for config in self.pool.ranked(share):
+            self.study.enqueue(config)
+
+    def _submit(self) -> None:
+        trial, config = self.study.ask()
+        if reason := self._space.why_invalid(config):  # A baseline: nothing else is proposed unchecked.
+            future: Future[Outcome] = Future()
+            future.set_result(Outcome(Status.INVALID, message=reason))
+        else:
+            future = self._engine.evaluate(config)
+        self._in_flight[future] = (trial, config)
+
+    def _collect(self, future: Future[Outcome]) -> TrialRecord:
+        trial, config = self._in_flight[future]
+        try:
+            outcome = future.result()
+        except FutureCancelled:
+            outcome = Outcome(Status.CRASH, message="the engine gave the trial up")
+        del self._in_flight[future]
+        self.study.tell(trial, outcome)
+        return TrialRecord(trial.number, config, outcome)
+
+    def _abandon(self) -> None:
+        """What is in flight loses its trial, not its config: a resumed run tries it again."""
+        for future in list(self._in_flight):
+            if future.done() and not future.cancelled() and future.exception() is None:
+                self._collect(future)
+            else:
+                future.cancel()
+                self.study.abandon(self._in_flight.pop(future)[0])

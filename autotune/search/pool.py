@@ -1,0 +1,103 @@
+"""Every config the search may still propose, best analytic estimate first."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import numpy as np
+
+from autotune.outcome import Config
+from autotune.search.encoding import Encoding
+from autotune.space import Space, config_key
+
+# Beyond this many grid points the pool is a random sample of this size: a point takes some 10 µs.
+GRID_LIMIT = 200_000
+# The diverse choice looks no further down the ranking than this many times its size.
+RANKING_DEPTH = 8
+
+
+class Pool:
+    """The valid configs of a space, ranked by estimate.
+
+    Args:
+        space: Where the configs come from.
+        encoding: Its encoding, which measures how far apart two configs are.
+        estimate: Analytic time of a config, in milliseconds.
+        extra: Valid configs outside the candidates that belong to the pool all the same.
+        seed: Of the sample, where the grid is too large to enumerate.
+    """
+
+    def __init__(
+        self,
+        space: Space,
+        encoding: Encoding,
+        estimate: Callable[[Config], float],
+        extra: Iterable[Config] = (),
+        *,
+        seed: int = 0,
+    ) -> None:
+        self.complete = space.cardinality <= GRID_LIMIT
+        found = {config_key(config): dict(config) for config in extra}
+        for config in space if self.complete else _sample(space, seed):
+            found.setdefault(config_key(config), config)
+        ranked = sorted((estimate(config), i, config) for i, config in enumerate(found.values()))
+        self._space = space
+        self._encoding = encoding
+        self.configs = [config for _, _, config in ranked]
+        self._rows = {config_key(config): row for row, config in enumerate(self.configs)}
+        self._places = np.array([encoding.places(config) for config in self.configs], dtype=np.int32)
+
+    def __len__(self) -> int:
+        return len(self.configs)
+
+    def admits(self, config: Config) -> bool:
+        """Whether the search may propose `config` at all."""
+        if self.complete:
+            return config_key(config) in self._rows
+        return self._space.why_invalid(config) is None
+
+    def ranked(self, count: int) -> list[dict[str, Any]]:
+        """About the best `count` configs by estimate, no two of them neighbours where that can be had.
+
+        Neighbours (one parameter, one step apart) tell the search little about each other; it visits them anyway.
+        """
+        chosen: list[int] = []
+        for row in range(min(len(self), count * RANKING_DEPTH)):
+            if len(chosen) == count:
+                break
+            if not chosen or self._distance(self._places[chosen], self._places[row]).min() > 1:
+                chosen.append(row)
+        rest = sorted(set(range(len(self))).difference(chosen))
+        chosen += rest[: count - len(chosen)]
+        return [self.configs[row] for row in sorted(chosen)]
+
+    def nearest(self, config: Config, taken: set) -> dict[str, Any] | None:
+        """The untaken config closest to `config`, the better estimate first among equals; None when all are taken."""
+        if not self.configs:
+            return None
+        distance = self._distance(self._places, np.array(self._encoding.places(config))).astype(float)
+        distance[[self._rows[key] for key in taken if key in self._rows]] = math.inf
+        row = int(distance.argmin())
+        return None if math.isinf(distance[row]) else self.configs[row]
+
+    def exhausted(self, taken: set) -> bool:
+        """Whether every config is taken."""
+        return len(taken) >= len(self) and taken.issuperset(self._rows)
+
+    def _distance(self, places: np.ndarray, place: np.ndarray) -> np.ndarray:
+        """Steps between configs; two different words are one step apart, as no order is known."""
+        steps = np.abs(places - place)
+        words = [name not in self._encoding.ordered for name in self._encoding.values]
+        return np.where(words, np.minimum(steps, 1), steps).sum(axis=1)
+
+
+def _sample(space: Space, seed: int) -> Iterator[dict[str, Any]]:
+    """Valid configs drawn evenly from a grid too large to enumerate."""
+    rng = random.Random(seed)
+    for _ in range(GRID_LIMIT):
+        config = {name: rng.choice(param.candidates) for name, param in space.params.items()}
+        if space.why_invalid(config) is None:
+            yield config

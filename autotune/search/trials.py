@@ -1,0 +1,62 @@
+"""What a study knows, in this project's words."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from autotune.outcome import Outcome, Status
+from autotune.space import config_key, format_config
+from autotune.validation import Validation
+
+
+@dataclasses.dataclass(frozen=True)
+class TrialRecord:
+    """One evaluated config.
+
+    Attributes:
+        number: The trial's number in the study.
+        config: What was evaluated.
+        outcome: What the engine said.
+        validation: The numerical verdict, where one was asked for.
+    """
+
+    number: int
+    config: Mapping[str, Any]
+    outcome: Outcome
+    validation: Validation | None = None
+
+    @property
+    def status(self) -> Status:
+        """The outcome's, unless validation refused what the engine had accepted."""
+        if self.outcome.ok and self.validation is not None:
+            return self.validation.status
+        return self.outcome.status
+
+
+def counts(records: Iterable[TrialRecord]) -> dict[str, int]:
+    """How many records of each status, ``ok`` first and in the order of `Status`."""
+    found = Counter(record.status for record in records)
+    return {status.value: found[status] for status in Status if found[status]}
+
+
+def fastest_first(records: Iterable[TrialRecord]) -> list[TrialRecord]:
+    """The records that are still candidates for the preset, best time first, the earlier trial among equals."""
+    usable = [record for record in records if record.status is Status.OK]
+    return sorted(usable, key=lambda record: (record.outcome.time_ms, record.number))
+
+
+def read_trials(trials: Iterable[Any], validations: Mapping[str, Validation]) -> list[TrialRecord]:
+    """The evaluated configs among Optuna's `trials`, each once, in the order they were asked for."""
+    records: dict[tuple, TrialRecord] = {}
+    for trial in trials:
+        attrs = trial.user_attrs
+        if "outcome" not in attrs or not trial.state.is_finished():
+            continue
+        config = attrs["config"]
+        validation = validations.get(format_config(config))
+        record = TrialRecord(trial.number, config, Outcome.from_dict(attrs["outcome"]), validation)
+        records.setdefault(config_key(config), record)
+    return list(records.values())

@@ -1,0 +1,260 @@
+"""Tunes one task from end to end: search, baselines, validation, preset."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import time
+from collections.abc import Mapping
+from concurrent.futures import CancelledError, Future, wait
+from pathlib import Path
+from typing import Any, TypeVar
+
+from autotune import presets
+from autotune.engines._base import Engine, Task
+from autotune.outcome import Outcome
+from autotune.presets import Preset
+from autotune.search import Interrupt, Search, SearchSettings, StopReason, TrialRecord, counts, fastest_first
+from autotune.search.study import TuningStudy
+from autotune.space import config_key
+
+_T = TypeVar("_T")
+_POLL_S = 0.2
+# What an interrupted run may still take to validate its best and to time the reference.
+INTERRUPTED_GRACE_S = 60.0
+REFERENCE = "xla"
+
+
+class Observer:
+    """Is told how a run goes. Every method may be overridden and does nothing here."""
+
+    def started(self, study: str, known: list[TrialRecord], trials: int) -> None:
+        """The study is open; `known` are the trials of earlier runs, `trials` the number aimed at."""
+
+    def trial(self, record: TrialRecord) -> None:
+        """A trial ended."""
+
+    def validating(self, record: TrialRecord) -> None:
+        """The fastest config so far is being compared with the reference."""
+
+    def validated(self, record: TrialRecord) -> None:
+        """Its verdict is known."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TuneResult:
+    """What a run found.
+
+    Attributes:
+        task: What was tuned.
+        engine: The engine's name.
+        counts: Number of trials by status.
+        best: The fastest config that validation passed; None where there is none.
+        baselines: Outcome of each baseline; None where it was not reached.
+        rejected: Faster configs that validation refused.
+        seconds: Wall time of this run.
+        stopped_because: Why the search ended.
+        study: The study's name.
+        preset: The preset's file, where this result is the one kept there.
+        kept: A better preset that was there before and stays; then `preset` names its file too.
+    """
+
+    task: Task
+    engine: str
+    counts: Mapping[str, int]
+    best: TrialRecord | None
+    baselines: Mapping[str, Outcome | None]
+    rejected: tuple[TrialRecord, ...]
+    seconds: float
+    stopped_because: StopReason
+    study: str
+    preset: Path | None = None
+    kept: bool = False
+
+    @property
+    def roofline_ms(self) -> float:
+        """The least time the chip could take, in milliseconds."""
+        return self.task.kernel.cost(self.task.problem).roofline_ms(self.task.chip)
+
+    def speedup(self, baseline: str) -> float | None:
+        """The baseline's time over the best; None where either is unknown."""
+        outcome = self.baselines.get(baseline)
+        if self.best is None or outcome is None or outcome.time_ms is None:
+            return None
+        return outcome.time_ms / self.best.outcome.time_ms
+
+    def to_dict(self) -> dict[str, Any]:
+        """The command line's JSON document."""
+        best = None
+        if self.best is not None:
+            outcome, validation = self.best.outcome, self.best.validation
+            best = {
+                "config": dict(self.best.config),
+                "time_ms": outcome.time_ms,
+                "validated": validation is not None and validation.ok,
+                "max_rel_error": validation.max_rel_error if validation else None,
+                "compute_ms": outcome.compute_ms,
+                "memory_ms": outcome.memory_ms,
+                "bound": outcome.bound,
+                "source": outcome.source,
+                "measured": outcome.measured,
+                "roofline_ms": self.roofline_ms,
+            }
+        return {
+            "kernel": self.task.kernel.name,
+            "problem": self.task.problem.to_dict(),
+            "target": self.task.chip.name,
+            "engine": self.engine,
+            "trials": dict(self.counts),
+            "best": best,
+            "baselines": {name: baseline_figures(outcome) for name, outcome in self.baselines.items()},
+            "speedup": {name: self.speedup(name) for name in self.baselines},
+            "seconds": round(self.seconds, 3),
+            "stopped_because": self.stopped_because.value,
+            "study": self.study,
+            "preset": str(self.preset) if self.preset else None,
+        }
+
+
+def baseline_figures(outcome: Outcome | None) -> dict[str, Any]:
+    """``{"time_ms": …}``; where there is no time, None and the status that says why."""
+    if outcome is None:
+        return {"time_ms": None, "status": "not reached"}
+    return {"time_ms": outcome.time_ms} | ({} if outcome.ok else {"status": outcome.status.value})
+
+
+def preset_file(task: Task, results: Path) -> Path:
+    """Where the preset of `task` is kept."""
+    return presets.preset_path(results / "presets", task.chip.device_kind, task.kernel.name)
+
+
+def tune(task: Task, engine: Engine, settings: SearchSettings, observer: Observer | None = None) -> TuneResult:
+    """Searches, validates the winner and keeps it as a preset.
+
+    The first SIGINT or SIGTERM ends the search and finishes with what is known; the second ends at once.
+
+    Args:
+        task: What to tune.
+        engine: An open engine of that task.
+        settings: How much to search, and where results are kept.
+        observer: Is told how it goes.
+
+    Raises:
+        UsageError: Nothing can be tuned as asked. Nothing has been written then.
+        ResultsError: A results file cannot be read. It is untouched.
+    """
+    observer = observer or Observer()
+    started = time.monotonic()
+    presets.read(preset_file(task, settings.results))  # Better now than after the search.
+    baselines = task.kernel.baselines(task.problem, task.chip)
+    search = Search(engine, baselines, settings)
+    study = search.study
+    reference: Future[Outcome] | None = None
+
+    def on_trial(record: TrialRecord) -> None:
+        nonlocal reference
+        if reference is None and study.reference is None:
+            reference = engine.evaluate_reference()  # Not before: a first result should come soon.
+        observer.trial(record)
+
+    observer.started(study.name, study.records(), settings.trials)
+    with Interrupt() as interrupt:
+        reason = search.run(on_trial, interrupt, started=started)
+        try:
+            _settle_reference(engine, study, reference, interrupt)
+            best, rejected = _validate_fastest(engine, study, interrupt, observer)
+        except KeyboardInterrupt:  # The second one: only what was validated before counts.
+            best, rejected = None, [r for r in study.records() if r.outcome.ok and r.validation and not r.validation.ok]
+    records = study.records()
+    outcomes = {config_key(record.config): record.outcome for record in records}
+    result = TuneResult(
+        task=task,
+        engine=engine.name,
+        counts=counts(records),
+        best=best,
+        baselines={
+            **{name: outcomes.get(config_key(config)) for name, config in baselines.items()},
+            REFERENCE: study.reference,
+        },
+        rejected=tuple(rejected),
+        seconds=time.monotonic() - started,
+        stopped_because=reason,
+        study=study.name,
+    )
+    return result if best is None else _keep(result, settings.results)
+
+
+def _settle_reference(
+    engine: Engine, study: TuningStudy, reference: Future[Outcome] | None, interrupt: Interrupt
+) -> None:
+    """Waits for the reference's time; a resumed study may know it already."""
+    if study.reference is not None:
+        return
+    outcome = _result(reference or engine.evaluate_reference(), interrupt)
+    if outcome is not None:
+        study.keep_reference(outcome)
+
+
+def _validate_fastest(
+    engine: Engine, study: TuningStudy, interrupt: Interrupt, observer: Observer
+) -> tuple[TrialRecord | None, list[TrialRecord]]:
+    """The fastest config that passes, and the faster ones that did not."""
+    rejected = [r for r in study.records() if r.outcome.ok and r.validation and not r.validation.ok]
+    for record in fastest_first(study.records()):
+        if record.validation is not None:
+            return record, rejected
+        observer.validating(record)
+        validation = _result(engine.validate(record.config), interrupt)
+        if validation is None:
+            return None, rejected
+        study.keep_validation(record.config, validation)
+        record = dataclasses.replace(record, validation=validation)
+        observer.validated(record)
+        if validation.ok:
+            return record, rejected
+        rejected.append(record)
+    return None, rejected
+
+
+def _result(future: Future[_T], interrupt: Interrupt) -> _T | None:
+    """The future's result; None where an interrupted run may wait no longer."""
+    deadline = None
+    while not future.done():
+        if interrupt.requested:
+            deadline = deadline or time.monotonic() + INTERRUPTED_GRACE_S
+            if time.monotonic() > deadline:
+                return None
+        wait([future], timeout=_POLL_S)
+    try:
+        return future.result()
+    except CancelledError:
+        return None
+
+
+def _keep(result: TuneResult, results: Path) -> TuneResult:
+    """Writes the preset, unless a better one is there."""
+    task, best = result.task, result.best
+    assert best is not None
+    assert best.validation is not None
+    preset = Preset(
+        kernel=task.kernel.name,
+        device_kind=task.chip.device_kind,
+        problem=task.problem.to_dict(),
+        config=dict(best.config),
+        time_ms=best.outcome.time_ms,
+        source=presets.MEASURED if best.outcome.measured else presets.PREDICTED,
+        method=best.outcome.source.value if best.outcome.source else None,
+        engine=result.engine,
+        baselines={name: baseline_figures(outcome) for name, outcome in result.baselines.items()},
+        compute_ms=best.outcome.compute_ms,
+        memory_ms=best.outcome.memory_ms,
+        roofline_ms=result.roofline_ms,
+        bound=best.outcome.bound,
+        validation=best.validation.to_dict(),
+        versions={**presets.software_versions(), "kernel": task.kernel.version},
+        date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        study=result.study,
+    )
+    path = preset_file(task, results)
+    written = presets.save(path, preset)
+    return dataclasses.replace(result, preset=path, kept=not written)

@@ -1,0 +1,77 @@
+"""What several test modules share: the toy kernel, registered as a third party's package would register it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from autotune import engines, kernel
+from fakes import FakeEngine
+
+HERE = Path(__file__).resolve().parent
+
+
+@pytest.fixture(scope="session")
+def toy_package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that, on the import path, is an installed distribution with the kernel ``toy``."""
+    folder = tmp_path_factory.mktemp("site")
+    info = folder / "toy_kernels-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: toy-kernels\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[autotune.kernels]\ntoy = fakes:ToyKernel\n")
+    return folder
+
+
+@pytest.fixture
+def toy_registered(toy_package: Path, monkeypatch: pytest.MonkeyPatch):
+    """The toy kernel registered in this process."""
+    monkeypatch.syspath_prepend(str(toy_package))
+    kernel.get_kernel.cache_clear()
+    kernel.kernel_names.cache_clear()
+    yield
+    kernel.get_kernel.cache_clear()
+    kernel.kernel_names.cache_clear()
+
+
+@pytest.fixture
+def fake_engine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[FakeEngine]]:
+    """Makes the command line open fake engines; returns the list of those it opened."""
+
+    def install(**behaviour) -> list[FakeEngine]:
+        opened: list[FakeEngine] = []
+
+        def open_engine(name, task, *, jobs, timeout_s):
+            opened.append(FakeEngine(task, jobs=jobs, timeout_s=timeout_s, **behaviour))
+            return opened[-1]
+
+        monkeypatch.setattr(engines, "open_engine", open_engine, raising=False)
+        return opened
+
+    return install
+
+
+@pytest.fixture
+def command(toy_package: Path, tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs ``python -m autotune …`` in an empty folder of its own."""
+    work = tmp_path / "work"
+    work.mkdir()
+
+    def run(*arguments: str, folder: Path = work) -> subprocess.CompletedProcess[str]:
+        path = os.pathsep.join([str(toy_package), str(HERE), str(HERE.parent), os.environ.get("PYTHONPATH", "")])
+        return subprocess.run(
+            [sys.executable, "-m", "autotune", *arguments],
+            cwd=folder,
+            env={**os.environ, "PYTHONPATH": path.rstrip(os.pathsep)},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+
+    run.folder = work  # type: ignore[attr-defined]
+    return run
