@@ -9,9 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from fakes import FakeEngine
 
 from autotune import engines, kernel
-from fakes import FakeEngine
 
 HERE = Path(__file__).resolve().parent
 

@@ -127,7 +127,7 @@ def _add_task(parser: argparse.ArgumentParser) -> None:
 
 def _add_engine(parser: argparse.ArgumentParser, engines: Sequence[str]) -> None:
     parser.add_argument("--engine", choices=engines, default="auto", help="what gives the times (auto)")
-    parser.add_argument("--jobs", type=_positive_int, default=_cores(), metavar="N", help="workers (one a core)")
+    parser.add_argument("--jobs", type=_positive_int, default=usable_cores(), metavar="N", help="workers (one a core)")
     parser.add_argument(
         "--timeout", type=_positive, default=DEFAULT_TIMEOUT_S, metavar="S", help=f"for a trial ({DEFAULT_TIMEOUT_S:g})"
     )
@@ -152,7 +152,7 @@ def _run(module: str) -> Callable[[argparse.Namespace], int]:
     return run
 
 
-def _cores() -> int:
+def usable_cores() -> int:
     """Cores this process may use, where the system tells."""
     affinity = getattr(os, "sched_getaffinity", None)
     return len(affinity(0)) if affinity else os.cpu_count() or 1

@@ -47,6 +47,7 @@ class Pool:
         self._space = space
         self._encoding = encoding
         self.configs = [config for _, _, config in ranked]
+        self._estimates = np.array([estimate for estimate, _, _ in ranked])
         self._rows = {config_key(config): row for row, config in enumerate(self.configs)}
         self._places = np.array([encoding.places(config) for config in self.configs], dtype=np.int32)
 
@@ -60,19 +61,26 @@ class Pool:
         return self._space.why_invalid(config) is None
 
     def ranked(self, count: int) -> list[dict[str, Any]]:
-        """About the best `count` configs by estimate, no two of them neighbours where that can be had.
+        """The best `count` configs by estimate, passing over those that would say little new where that can be had.
 
-        Neighbours (one parameter, one step apart) tell the search little about each other; it visits them anyway.
+        Passed over are neighbours of a better config (one parameter, one step apart: the search visits them
+        anyway), and configs that differ from it in one parameter that the estimate takes no notice of.
         """
         chosen: list[int] = []
         for row in range(min(len(self), count * RANKING_DEPTH)):
             if len(chosen) == count:
                 break
-            if not chosen or self._distance(self._places[chosen], self._places[row]).min() > 1:
+            if not self._says_little_new(row, chosen):
                 chosen.append(row)
         rest = sorted(set(range(len(self))).difference(chosen))
         chosen += rest[: count - len(chosen)]
         return [self.configs[row] for row in sorted(chosen)]
+
+    def _says_little_new(self, row: int, chosen: list[int]) -> bool:
+        steps = self._distance(self._places[chosen], self._places[row])
+        differing = (self._places[chosen] != self._places[row]).sum(axis=1)
+        alike = np.isclose(self._estimates[chosen], self._estimates[row], rtol=1e-9)
+        return bool(((steps <= 1) | ((differing == 1) & alike)).any())
 
     def nearest(self, config: Config, taken: set) -> dict[str, Any] | None:
         """The untaken config closest to `config`, the better estimate first among equals; None when all are taken."""

@@ -14,7 +14,7 @@ from autotune.engines._base import Task
 from autotune.errors import UsageError
 from autotune.outcome import Config, Outcome
 from autotune.search.encoding import Encoding
-from autotune.search.storage import open_storage
+from autotune.search.storage import journal_path, open_storage
 from autotune.search.trials import TrialRecord, read_trials
 from autotune.space import config_key, format_config
 from autotune.validation import Validation
@@ -162,11 +162,7 @@ class TuningStudy:
 
     def validations(self) -> dict[str, Validation]:
         """Verdicts by the config's text."""
-        return {
-            key.removeprefix(_VALIDATION): Validation.from_dict(fields)
-            for key, fields in self._study.user_attrs.items()
-            if key.startswith(_VALIDATION)
-        }
+        return _validations(self._study)
 
     def keep_validation(self, config: Config, validation: Validation) -> None:
         """Remembers a verdict, so that a resumed run need not find out again."""
@@ -213,3 +209,31 @@ def _alive(pid: int) -> bool:
     except PermissionError:
         pass
     return True
+
+
+def load_records(results: Path, name: str) -> list[TrialRecord] | None:
+    """The records of a finished or running study in its default file, only read; None where there is no such file.
+
+    Raises:
+        ResultsError: The file cannot be read.
+    """
+    import optuna
+
+    path = journal_path(None, results, name)
+    if path is None or not path.is_file():
+        return None
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    storage = open_storage(None, results, name)
+    try:
+        study = optuna.load_study(study_name=name, storage=storage)
+    except KeyError:
+        return None
+    return read_trials(study.get_trials(deepcopy=False), _validations(study))
+
+
+def _validations(study: Any) -> dict[str, Validation]:
+    return {
+        key.removeprefix(_VALIDATION): Validation.from_dict(fields)
+        for key, fields in study.user_attrs.items()
+        if key.startswith(_VALIDATION)
+    }

@@ -1,0 +1,99 @@
+"""``autotune list``: kernels, named problems, parameters. No rich, no jax: it answers at once."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import textwrap
+from collections.abc import Iterator
+from typing import Any
+
+from autotune.chips import get_chip
+from autotune.cli.common import print_json
+from autotune.cli.render import WIDTH
+from autotune.errors import AutotuneError, UsageError
+from autotune.kernel import Kernel, get_kernel, kernel_names
+from autotune.space import Param
+
+
+def run(arguments: argparse.Namespace) -> int:
+    chip = get_chip(arguments.target)
+    if arguments.problem and not arguments.kernel:
+        raise UsageError("--problem is one kernel's: write `autotune list KERNEL --problem …`")
+    if arguments.kernel:
+        documents = [_document(get_kernel(arguments.kernel), arguments.problem, chip, count=True)]
+    else:
+        documents = [_document(kernel, None, chip, count=False) for kernel in _all_kernels()]
+    if arguments.json:
+        print_json(documents)
+        return 0
+    for document in documents:
+        print("\n".join(_lines(document)))
+    return 0
+
+
+def _all_kernels() -> Iterator[Kernel]:
+    """The kernels that load; one package's broken kernel must not hide the others."""
+    for name in kernel_names():
+        try:
+            yield get_kernel(name)
+        except AutotuneError as error:
+            print(f"autotune: {error}", file=sys.stderr)
+
+
+def _document(kernel: Kernel, problem_text: str | None, chip: Any, *, count: bool) -> dict[str, Any]:
+    problem = kernel.parse_problem(problem_text)
+    space = kernel.space(problem, chip)
+    document = {
+        "name": kernel.name,
+        "summary": kernel.summary,
+        "problem_fields": list(problem.to_dict()),
+        "problems": {name: named.to_dict() for name, named in kernel.problems.items()},
+        "space_of": {"problem": problem.to_dict(), "target": chip.name},
+        "parameters": [
+            {"name": p.name, "candidates": list(p.candidates), "doc": p.doc} | _default(p)
+            for p in space.params.values()
+        ],
+        "constraints": [constraint.text for constraint in space.constraints],
+        "grid": space.cardinality,
+    }
+    if count:  # Walks the whole grid.
+        document["configs"] = space.size
+    return document
+
+
+def _default(param: Param) -> dict[str, Any]:
+    return {} if param.default is None else {"default": param.default}
+
+
+def _lines(document: dict[str, Any]) -> list[str]:
+    lines = [f"{document['name']}: {document['summary']}", "  problems (the first is the default):"]
+    width = max(len(name) for name in document["problems"])
+    for name, fields in document["problems"].items():
+        text = ",".join(f"{field}={value}" for field, value in fields.items())
+        lines += _wrapped(f"    {name:<{width}}  ", text.lower(), breaks=",")
+    where = ",".join(f"{field}={value}" for field, value in document["space_of"]["problem"].items()).lower()
+    lines += _wrapped("  parameters for ", f"{where} on {document['space_of']['target']}:", breaks=",")
+    width = max(len(param["name"]) for param in document["parameters"])
+    for param in document["parameters"]:
+        default = f" (default {param['default']})" if "default" in param else ""
+        lines += _wrapped(f"    {param['name']:<{width}}  ", f"{param['doc']}{default}")
+        lines += _wrapped(f"    {'':<{width}}  ", " ".join(str(value) for value in param["candidates"]))
+    if "configs" in document:
+        lines.append("  constraints:")
+        for text in document["constraints"]:
+            lines += _wrapped("    - ", text)
+        lines.append(f"  {document['configs']} valid configs of {document['grid']} in the grid")
+    else:
+        lines.append(f"  {document['grid']} points in the grid; `autotune list {document['name']}` says more")
+    return [*lines, ""]
+
+
+def _wrapped(head: str, text: str, breaks: str = " ") -> list[str]:
+    """`text` after `head`, its further lines indented alike."""
+    if breaks != " ":
+        text = text.replace(breaks, breaks + "\0")
+    lines = textwrap.wrap(
+        text.replace("\0", " "), WIDTH, initial_indent=head, subsequent_indent=" " * len(head), break_on_hyphens=False
+    )
+    return [line.replace(breaks + " ", breaks) if breaks != " " else line for line in lines]

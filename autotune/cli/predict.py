@@ -1,0 +1,102 @@
+"""``autotune predict``: the times of given configs."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from autotune import engines
+from autotune.cli import render
+from autotune.cli.common import print_json, read_task, reserved_stdout
+from autotune.cli.config_table import Row, read_rows
+from autotune.engines._base import Task
+from autotune.errors import UsageError
+from autotune.outcome import Outcome, Status
+from autotune.problem import parse_pairs
+from autotune.space import format_config
+
+
+def run(arguments: argparse.Namespace) -> int:
+    task = read_task(arguments)
+    rows = _rows(task, arguments)
+    with reserved_stdout(arguments.json):
+        outcomes = _predict(task, rows, arguments)
+        if not arguments.json:
+            _show(task, rows, outcomes)
+    if arguments.json:
+        print_json([_document(row, outcome) for row, outcome in zip(rows, outcomes, strict=True)])
+    return 0 if any(outcome.ok for outcome in outcomes) else 1
+
+
+def _rows(task: Task, arguments: argparse.Namespace) -> list[Row]:
+    if arguments.configs is not None:
+        return read_rows(arguments.configs, task.kernel, task.problem, task.chip, arguments.columns)
+    if arguments.columns:
+        raise UsageError("--columns names the columns of a file: give --configs FILE.csv too")
+    space = task.kernel.space(task.problem, task.chip)
+    config = space.parse(parse_pairs(arguments.config, "--config"))
+    space.check(config)
+    return [Row(task.problem, config, None)]
+
+
+def _predict(task: Task, rows: Sequence[Row], arguments: argparse.Namespace) -> list[Outcome]:
+    """One outcome a row, in order. Rows of one problem share an engine, and equal rows one evaluation."""
+    console = render.console(stderr=True)
+    outcomes: dict[int, Outcome] = {}
+    by_problem: dict[Any, list[int]] = {}
+    for place, row in enumerate(rows):
+        if row.invalid is not None:
+            outcomes[place] = Outcome(Status.INVALID, message=row.invalid)
+        else:
+            by_problem.setdefault(row.problem, []).append(place)
+    for problem, places in by_problem.items():
+        one = Task(task.kernel, problem, task.chip)
+        jobs = min(arguments.jobs, len(places))
+        with engines.open_engine(arguments.engine, one, jobs=jobs, timeout_s=arguments.timeout) as engine:
+            if engine.notice:
+                console.print(engine.notice, soft_wrap=True)
+            futures: dict[str, Future[Outcome]] = {}
+            for place in places:
+                text = format_config(rows[place].config)
+                futures[text] = futures.get(text) or engine.evaluate(rows[place].config)
+            for place in places:
+                outcomes[place] = futures[format_config(rows[place].config)].result()
+    return [outcomes[place] for place in range(len(rows))]
+
+
+def _document(row: Row, outcome: Outcome) -> dict[str, Any]:
+    return {
+        "config": row.config,
+        "status": outcome.status,
+        "time_ms": outcome.time_ms,
+        "compute_ms": outcome.compute_ms,
+        "memory_ms": outcome.memory_ms,
+        "bound": outcome.bound,
+        "source": outcome.source,
+    } | ({"message": outcome.message} if outcome.message else {})
+
+
+def _show(task: Task, rows: Sequence[Row], outcomes: Sequence[Outcome]) -> None:
+    out = render.console()
+    common = _common(rows)
+    if common:
+        out.print(f"all with {format_config(common)}", soft_wrap=True)
+    table = render.table("config", "time", "compute", "memory", "bound")
+    for row, outcome in zip(rows, outcomes, strict=True):
+        own = {name: value for name, value in row.config.items() if name not in common}
+        figures = [render.milliseconds(value) for value in (outcome.time_ms, outcome.compute_ms, outcome.memory_ms)]
+        first = figures[0] if outcome.ok else outcome.status.value
+        table.add_row(format_config(own).replace(",", ", "), first, *figures[1:], outcome.bound or "–")
+    out.print(table)
+    for reason in dict.fromkeys(f"{o.status.value}: {o.message}" for o in outcomes if not o.ok and o.message):
+        out.print(reason.strip().splitlines()[0], soft_wrap=True)
+    for source in dict.fromkeys(outcome.source for outcome in outcomes if outcome.ok):
+        out.print(f"Times are {render.provenance(source, task.chip.name)}.")
+
+
+def _common(rows: Sequence[Row]) -> dict[str, Any]:
+    """What several rows have in common need not be in each."""
+    first, *others = [row.config for row in rows]
+    return {n: value for n, value in first.items() if all(other[n] == value for other in others)} if others else {}

@@ -1,0 +1,105 @@
+"""``autotune presets list|show|check``: what a lookup would find."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from autotune import presets
+from autotune.chips import get_chip
+from autotune.cli import render
+from autotune.cli.common import print_json
+from autotune.errors import AutotuneError, UsageError
+from autotune.kernel import get_kernel, kernel_names
+from autotune.presets import Preset
+from autotune.space import format_config
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """One preset that a lookup would not use as it stands, and why."""
+
+    file: Path
+    problem: str
+    reason: str
+
+
+def run(arguments: argparse.Namespace) -> int:
+    if arguments.kernel is not None and arguments.kernel not in kernel_names():
+        get_kernel(arguments.kernel)  # Says which there are.
+    found = list(_presets(arguments))
+    if arguments.action == "check":
+        return _check(found, arguments.json)
+    if arguments.json:
+        print_json([{"file": str(path), **preset.to_dict()} for path, preset in found])
+    elif arguments.action == "list":
+        _list(found)
+    else:
+        for path, preset in found:
+            print(f"{path}\n{json.dumps(preset.to_dict(), indent=1, ensure_ascii=False)}")
+    return 0
+
+
+def _presets(arguments: argparse.Namespace) -> Iterator[tuple[Path, Preset]]:
+    if arguments.results is None:
+        places = presets.search_path()
+    elif (folder := arguments.results / "presets").is_dir():
+        places = [folder]
+    else:
+        raise UsageError(f"--results {arguments.results}: it has no folder presets")
+    for place in places:
+        for path in [place] if place.is_file() else presets.files(place):
+            for preset in presets.read(path):
+                if arguments.kernel in (None, preset.kernel):
+                    yield path, preset
+
+
+def _list(found: list[tuple[Path, Preset]]) -> None:
+    out = render.console()
+    if not found:
+        out.print("No presets yet: `python -m autotune KERNEL` makes one.")
+        return
+    table = render.table("kernel", "device", "problem", "time", "default/tuned", "source", left=3)
+    for _, preset in found:
+        problem = ", ".join(f"{name}={value}" for name, value in preset.problem.items())
+        speedup = render.times(preset.speedup("default"))
+        time = render.milliseconds(preset.time_ms)
+        table.add_row(preset.kernel, preset.device_kind, problem, time, speedup, preset.source)
+    out.print(table)
+
+
+def _check(found: list[tuple[Path, Preset]], as_json: bool) -> int:
+    """Whether each preset would be used for its own problem. Nothing is compiled."""
+    findings = [Finding(path, str(dict(p.problem)), reason) for path, p in found if (reason := _unusable(p))]
+    if as_json:
+        document: Any = {
+            "checked": len(found),
+            "problems": [{"file": str(f.file), "problem": f.problem, "reason": f.reason} for f in findings],
+        }
+        print_json(document)
+    else:
+        for finding in findings:
+            print(f"{finding.file}: {finding.problem}: {finding.reason}")
+        print(f"{len(found)} presets read, {len(findings)} that a lookup would not use; nothing was compiled")
+    return 1 if findings else 0
+
+
+def _unusable(preset: Preset) -> str | None:
+    try:
+        kernel, chip = get_kernel(preset.kernel), get_chip(preset.device_kind)
+        problem = kernel.problem_type.from_dict(preset.problem)
+        space = kernel.space(problem, chip)
+        config = space.parse(preset.config)
+    except AutotuneError as error:
+        return str(error)
+    if reason := space.why_invalid(config):
+        return f"{format_config(config)}: {reason}"
+    if not preset.validated:
+        return "it was never validated"
+    if preset.versions.get("kernel") != kernel.version:
+        return f"it is of another version of the kernel; renew it: {presets.tune_command(kernel, problem, chip)}"
+    return None

@@ -1,0 +1,129 @@
+"""A report as headings, sentences and tables, and its two renderings."""
+
+from __future__ import annotations
+
+import dataclasses
+import html
+from collections.abc import Sequence
+from pathlib import Path
+
+import pandas as pd
+
+from autotune.cli import render
+from autotune.presets import Preset
+from autotune.report.frames import pairs, presets_frame, progress_frame, status_frame, target_of, top_frame
+from autotune.search.study import load_records
+
+_STYLE = (
+    "body{font:15px/1.5 system-ui,sans-serif;max-width:75em;margin:2em auto;padding:0 1em}"
+    "table{border-collapse:collapse;margin:1em 0;display:block;overflow-x:auto}"
+    "th,td{padding:.25em .8em;border-bottom:1px solid #ccc;text-align:left}"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """A heading of some depth, or a sentence, or a table."""
+
+    content: str | pd.DataFrame
+    depth: int = 0
+
+
+def build(results: Path, kernel: str, presets: Sequence[Preset]) -> list[Part]:
+    """The report on one kernel: all presets at a glance, then each with its study where that is at hand."""
+    parts = [Part(f"{kernel}: tuned beside baseline", 1), *map(Part, _sources(presets)), Part(_overview(presets))]
+    for preset in presets:
+        parts += [Part(f"{target_of(preset)}: {pairs(preset.problem)}", 2), Part(_details(preset))]
+        records = load_records(results, preset.study) if preset.study else None
+        if records is None:
+            parts.append(Part(f"The study {preset.study} is not in this results folder."))
+            continue
+        parts += [
+            Part("Trials by status", 3),
+            Part(status_frame(records)),
+            Part("Fastest configs", 3),
+            Part(_formatted(top_frame(records))),
+            Part("Best so far", 3),
+            Part(_formatted(progress_frame(records))),
+        ]
+    return parts
+
+
+def to_markdown(parts: Sequence[Part]) -> str:
+    """GitHub-flavoured Markdown."""
+    blocks = []
+    for part in parts:
+        if isinstance(part.content, pd.DataFrame):
+            blocks.append(_markdown_table(part.content))
+        else:
+            blocks.append("#" * part.depth + " " * bool(part.depth) + part.content)
+    return "\n\n".join(blocks) + "\n"
+
+
+def to_html(parts: Sequence[Part]) -> str:
+    """One page that needs nothing else."""
+    title = html.escape(str(parts[0].content))
+    body = []
+    for part in parts:
+        if isinstance(part.content, pd.DataFrame):
+            body.append(part.content.to_html(index=False, border=0, na_rep="–"))
+        else:
+            tag = f"h{part.depth}" if part.depth else "p"
+            body.append(f"<{tag}>{html.escape(part.content)}</{tag}>")
+    head = f'<meta charset="utf-8"><title>{title}</title><style>{_STYLE}</style>'
+    return f"<!doctype html>\n<html><head>{head}</head><body>\n" + "\n".join(body) + "\n</body></html>\n"
+
+
+def _sources(presets: Sequence[Preset]) -> list[str]:
+    """Says of all times at once whether they are predictions or measurements."""
+    lines = dict.fromkeys(render.provenance(preset.method, target_of(preset)) for preset in presets)
+    return [f"Times are {line}." for line in lines]
+
+
+def _overview(presets: Sequence[Preset]) -> pd.DataFrame:
+    frame = presets_frame(presets)
+    return pd.DataFrame(
+        {
+            "target": frame["target"],
+            "problem": frame["problem"],
+            "tuned": frame["time_ms"].map(_time),
+            "default": frame["default_ms"].map(_time),
+            "xla": frame["xla_ms"].map(_time),
+            "over default": frame["speedup_default"].map(_factor),
+            "over xla": frame["speedup_xla"].map(_factor),
+            "bound": frame["bound"].fillna("–"),
+            "of roofline": frame["roofline_share"].map(lambda share: render.percent(_known(share))),
+            "relative error": frame["max_rel_error"].map(lambda error: "–" if pd.isna(error) else f"{error:.1e}"),
+            "source": frame["source"],
+            "config": frame["config"].str.replace(",", ", "),
+        }
+    )
+
+
+def _details(preset: Preset) -> str:
+    versions = ", ".join(f"{name} {version}" for name, version in preset.versions.items())
+    origin = f"{preset.source.capitalize()} with the {preset.engine} engine ({versions}) on {preset.date}"
+    return f"Config `{pairs(preset.config)}`. {origin}."
+
+
+def _formatted(frame: pd.DataFrame) -> pd.DataFrame:
+    """Times with their unit; nothing where nothing is known."""
+    times = {name: name.removesuffix("_ms") for name in frame.columns if name.endswith("_ms")}
+    return frame.assign(**{name: frame[name].map(_time) for name in times}).rename(columns=times).fillna("–")
+
+
+def _markdown_table(frame: pd.DataFrame) -> str:
+    rows = [list(frame.columns), ["---"] * len(frame.columns), *frame.astype(object).values.tolist()]
+    return "\n".join("| " + " | ".join(str(cell).replace("|", "\\|") for cell in row) + " |" for row in rows)
+
+
+def _known(value: float | None) -> float | None:
+    return None if pd.isna(value) else value
+
+
+def _time(value: float | None) -> str:
+    return render.milliseconds(_known(value))
+
+
+def _factor(value: float | None) -> str:
+    return render.times(_known(value))

@@ -1,0 +1,94 @@
+"""The tables of a report, as pandas frames."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+
+from autotune.chips import CHIPS
+from autotune.outcome import Status
+from autotune.presets import Preset
+from autotune.search import TrialRecord, counts, fastest_first
+from autotune.space import format_config
+
+TOP = 10
+
+
+def presets_frame(presets: Sequence[Preset]) -> pd.DataFrame:
+    """One row a preset, best known device first, everything in it: what the CSV holds. Times in milliseconds."""
+    return pd.DataFrame([_row(preset) for preset in presets])
+
+
+def status_frame(records: Sequence[TrialRecord]) -> pd.DataFrame:
+    """Trials by status."""
+    found = counts(records)
+    return pd.DataFrame({"status": list(found), "trials": list(found.values())})
+
+
+def top_frame(records: Sequence[TrialRecord]) -> pd.DataFrame:
+    """The fastest configs that nothing speaks against; "shown right" says which were validated."""
+    return pd.DataFrame(
+        [
+            {
+                "trial": record.number,
+                "config": format_config(record.config),
+                "time_ms": record.outcome.time_ms,
+                "bound": record.outcome.bound,
+                "shown right": "yes" if record.validation else "not tested",
+            }
+            for record in fastest_first(records)[:TOP]
+        ]
+    )
+
+
+def progress_frame(records: Sequence[TrialRecord]) -> pd.DataFrame:
+    """Each trial that was faster than all before it."""
+    rows: list[dict[str, Any]] = []
+    for record in sorted(records, key=lambda record: record.number):
+        time_ms = record.outcome.time_ms
+        usable = time_ms is not None and record.status is Status.OK
+        if usable and (not rows or time_ms < rows[-1]["best_ms"]):
+            rows.append({"trial": record.number, "best_ms": time_ms})
+    return pd.DataFrame(rows)
+
+
+def _row(preset: Preset) -> dict[str, Any]:
+    validation = preset.validation or {}
+    return {
+        "kernel": preset.kernel,
+        "device_kind": preset.device_kind,
+        "target": target_of(preset),
+        "problem": pairs(preset.problem),
+        "config": format_config(preset.config),
+        "time_ms": preset.time_ms,
+        "source": preset.source,
+        "method": preset.method,
+        "default_ms": preset.baselines.get("default", {}).get("time_ms"),
+        "xla_ms": preset.baselines.get("xla", {}).get("time_ms"),
+        "speedup_default": preset.speedup("default"),
+        "speedup_xla": preset.speedup("xla"),
+        "bound": preset.bound,
+        "compute_ms": preset.compute_ms,
+        "memory_ms": preset.memory_ms,
+        "roofline_ms": preset.roofline_ms,
+        "roofline_share": preset.roofline_ms / preset.time_ms if preset.roofline_ms else None,
+        "max_rel_error": validation.get("max_rel_error"),
+        "tolerance": validation.get("tolerance"),
+        "engine": preset.engine,
+        **{name: preset.versions.get(name) for name in ("jax", "jaxlib", "libtpu")},
+        "kernel_version": preset.versions.get("kernel"),
+        "date": preset.date,
+        "study": preset.study,
+    }
+
+
+def target_of(preset: Preset) -> str:
+    """``v5e`` for ``TPU v5 lite``; the device kind itself where it is none of ours."""
+    return next((c.name for c in CHIPS.values() if c.device_kind == preset.device_kind), preset.device_kind)
+
+
+def pairs(fields: Mapping[str, Any]) -> str:
+    """``m=4096,causal=true``: the fields as the command line takes them."""
+    return ",".join(f"{n}={str(v).lower() if isinstance(v, bool) or v is None else v}" for n, v in fields.items())
