@@ -1,0 +1,172 @@
+"""Worker processes that may die: each job runs in one of them, under a time limit that holds."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+START_LIMIT_S = 120.0
+# Compilers keep what they allocate; a worker above this size is replaced between jobs.
+RECYCLE_BYTES = 900 * 1024**2
+
+
+class JobError(Exception):
+    """The job itself raised; the text is its exception's."""
+
+
+class WorkerDied(Exception):
+    """The process ended while the job ran."""
+
+
+class JobTimeout(Exception):
+    """The job overran its limit and its process was killed."""
+
+
+class WorkerPool:
+    """Runs jobs in `size` processes, each started on demand and replaced when it dies.
+
+    Args:
+        size: Jobs in flight at once.
+        warm_up: ``module:function`` that a fresh worker runs before its first job.
+        environment: Variables set for the workers on top of this process's own.
+    """
+
+    def __init__(self, size: int, *, warm_up: str, environment: Mapping[str, str]) -> None:
+        self._scratch = Path(tempfile.mkdtemp(prefix="autotune-"))
+        self._warm_up = warm_up
+        # Workers run elsewhere, but import what this process can.
+        path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
+        self._environment = {**os.environ, "PYTHONPATH": path, **environment}
+        self._local = threading.local()
+        self._workers: list[_Worker] = []
+        self._lock = threading.Lock()
+        self._closed = False
+        self._threads = ThreadPoolExecutor(size, thread_name_prefix="worker")
+
+    def submit(self, job: str, arguments: Mapping[str, Any], *, timeout_s: float) -> Future[Any]:
+        """Runs ``module:function`` with JSON arguments; the future gives its JSON result.
+
+        The future raises `JobError`, `WorkerDied` or `JobTimeout`.
+        """
+        return self._threads.submit(self._run, {"job": job, "arguments": dict(arguments)}, timeout_s)
+
+    def start(self) -> Future[Any]:
+        """Starts one worker ahead of its first job; the future gives its warm-up's result or raises `JobError`."""
+        return self._threads.submit(lambda: self._worker().greeting)
+
+    def close(self) -> None:
+        """Kills every worker, and cancels what has not started."""
+        self._closed = True
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        with self._lock:
+            for worker in self._workers:
+                worker.kill()
+        self._threads.shutdown(wait=True)
+        shutil.rmtree(self._scratch, ignore_errors=True)
+
+    def _worker(self) -> _Worker:
+        worker: _Worker | None = getattr(self._local, "worker", None)
+        if worker is None or not worker.alive:
+            if self._closed:
+                raise WorkerDied("the pool was closed")
+            worker = _Worker(self._warm_up, self._environment, self._scratch)
+            with self._lock:
+                self._workers.append(worker)
+            if self._closed:  # it closed meanwhile and may have missed this one
+                worker.kill()
+            self._local.worker = worker
+            worker.greet()
+        return worker
+
+    def _run(self, request: dict[str, Any], timeout_s: float) -> Any:
+        worker = self._worker()
+        answer = worker.ask(request, timeout_s)
+        if answer["rss_bytes"] > RECYCLE_BYTES:
+            worker.kill()
+        if not worker.alive:
+            with self._lock:
+                self._workers.remove(worker)
+        if "error" in answer:
+            raise JobError(answer["error"])
+        return answer["result"]
+
+
+class _Worker:
+    """One child process in a process group of its own, spoken to by one thread."""
+
+    def __init__(self, warm_up: str, environment: Mapping[str, str], scratch: Path) -> None:
+        directory = tempfile.mkdtemp(dir=scratch)
+        self._log = Path(directory, "log")
+        self.greeting: Any = None
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "autotune.engines._worker", warm_up],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                # Relative to the worker, so that flags may name it: every worker dumps to a folder of its own.
+                cwd=directory,
+                env=dict(environment),
+                # Ctrl-C reaches the tuner alone, and a kill reaches whatever the worker has started.
+                start_new_session=True,
+            )
+        self._buffer = b""
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def greet(self) -> None:
+        """Waits for the warm-up; raises `JobError` where it failed."""
+        answer = self._read(START_LIMIT_S)
+        if "error" in answer:
+            self.kill()
+            raise JobError(answer["error"])
+        self.greeting = answer["result"]
+
+    def ask(self, request: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+        with contextlib.suppress(OSError):  # where it is dead, reading says how it ended
+            self._process.stdin.write(json.dumps(request).encode() + b"\n")  # type: ignore[union-attr]
+            self._process.stdin.flush()  # type: ignore[union-attr]
+        return self._read(timeout_s)
+
+    def kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def _read(self, limit_s: float) -> dict[str, Any]:
+        deadline = time.monotonic() + limit_s
+        stdout = self._process.stdout
+        with selectors.DefaultSelector() as selector:
+            selector.register(stdout, selectors.EVENT_READ)  # type: ignore[arg-type]
+            while b"\n" not in self._buffer:
+                if not selector.select(max(0.0, deadline - time.monotonic())):
+                    self.kill()
+                    raise JobTimeout(f"no result within {limit_s:g} s")
+                chunk = os.read(stdout.fileno(), 1 << 16)  # type: ignore[union-attr]
+                if not chunk:
+                    self.kill()
+                    raise WorkerDied(self._obituary())
+                self._buffer += chunk
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        return json.loads(line)
+
+    def _obituary(self) -> str:
+        code = self._process.returncode
+        how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+        lines = self._log.read_text(errors="replace").strip().splitlines()[-3:]
+        return f"the worker process ended {how}" + (f": {' | '.join(lines)}" if lines else "")

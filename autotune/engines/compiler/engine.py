@@ -1,0 +1,137 @@
+"""The compiler engine, and its stand-in where the TPU compiler cannot be had."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from typing import Any
+
+from autotune.engines import _jobs
+from autotune.engines._base import Engine, Task
+from autotune.engines._pool import JobError, JobTimeout, WorkerDied, WorkerPool
+from autotune.engines.compiler.support import versions, why_unsupported, worker_environment
+from autotune.outcome import Config, Outcome, Source, Status
+from autotune.validation import Validation
+
+_VALIDATION_TIMEOUT_S = 600.0
+
+
+class _PooledEngine(Engine):
+    """What both engines share: validation in workers, and typed results for whatever happens to a worker."""
+
+    name = "compiler"
+
+    def __init__(self, task: Task, pool: WorkerPool, *, jobs: int, timeout_s: float) -> None:
+        super().__init__(task, jobs=jobs, timeout_s=timeout_s)
+        self._pool = pool
+        self._identity = {"kernel": _jobs.kernel_path(task.kernel), "problem": task.problem.to_dict()}
+        self._provenance = {"engine": self.name, "target": task.chip.name, **versions()}
+
+    def validate(self, config: Config, *, seed: int = 0) -> Future[Validation]:
+        arguments = {**self._identity, "config": dict(config), "seed": seed}
+        job = self._pool.submit("autotune.engines._jobs:validate", arguments, timeout_s=_VALIDATION_TIMEOUT_S)
+        return _then(job, Validation.from_dict, lambda status, text: Validation(status, message=text))
+
+    def close(self) -> None:
+        self._pool.close()
+
+    def _outcome(self, job: Future[Any]) -> Future[Outcome]:
+        def finish(outcome: Outcome) -> Outcome:
+            return dataclasses.replace(outcome, provenance=self._provenance)
+
+        return _then(
+            job,
+            lambda fields: finish(Outcome.from_dict(fields)),
+            lambda status, text: finish(Outcome(status, message=text)),
+        )
+
+
+class CompilerEngine(_PooledEngine):
+    """Compiles each config for the target and predicts its time from the compiler's schedule."""
+
+    def evaluate(self, config: Config) -> Future[Outcome]:
+        return self._submit("compile_config", {"config": dict(config)})
+
+    def evaluate_reference(self) -> Future[Outcome]:
+        return self._submit("compile_reference", {})
+
+    def _submit(self, job: str, arguments: Mapping[str, Any]) -> Future[Outcome]:
+        everything = {**self._identity, "target": self.task.chip.name, **arguments}
+        return self._outcome(self._pool.submit(f"autotune.engines._jobs:{job}", everything, timeout_s=self.timeout_s))
+
+
+class AnalyticEngine(_PooledEngine):
+    """Ranks by arithmetic and still validates; for machines that cannot run the TPU compiler.
+
+    Args:
+        reason: Why the compiler is not used, in one line.
+    """
+
+    def __init__(self, task: Task, pool: WorkerPool, *, jobs: int, timeout_s: float, reason: str) -> None:
+        super().__init__(task, pool, jobs=jobs, timeout_s=timeout_s)
+        self.notice = (
+            f"no TPU compiler: {reason}. Times are analytic estimates: nothing is compiled for {task.chip.name}."
+        )
+
+    def evaluate(self, config: Config) -> Future[Outcome]:
+        task = self.task
+        return self._estimate(task.kernel.estimate_ms(task.problem, config, task.chip), "analytic estimate")
+
+    def evaluate_reference(self) -> Future[Outcome]:
+        cost = self.task.kernel.cost(self.task.problem)
+        return self._estimate(cost.roofline_ms(self.task.chip), "the roofline: XLA cannot be faster")
+
+    def _estimate(self, time_ms: float, message: str) -> Future[Outcome]:
+        done: Future[Outcome] = Future()
+        done.set_result(
+            Outcome(
+                Status.OK,
+                time_ms=time_ms,
+                source=Source.ANALYTIC,
+                message=message,
+                provenance=self._provenance,
+            )
+        )
+        return done
+
+
+def open_compiler_engine(task: Task, *, jobs: int, timeout_s: float) -> Engine:
+    """The compiler engine where the TPU compiler loads; else the analytic one, whose `notice` says why."""
+    reason = why_unsupported()
+    if reason is None:
+        pool = WorkerPool(jobs, warm_up="autotune.engines.compiler.toolchain:warm_up", environment=worker_environment())
+        try:
+            pool.start().result()
+            return CompilerEngine(task, pool, jobs=jobs, timeout_s=timeout_s)
+        except (JobError, WorkerDied, JobTimeout) as error:
+            pool.close()
+            reason = f"libtpu does not load ({' '.join(str(error).split())[:200]})"
+        except BaseException:
+            pool.close()
+            raise
+    environment = {"JAX_PLATFORMS": "cpu"}
+    pool = WorkerPool(jobs, warm_up="autotune.engines._jobs:import_jax", environment=environment)
+    return AnalyticEngine(task, pool, jobs=jobs, timeout_s=timeout_s, reason=reason)
+
+
+def _then(job: Future[Any], read: Callable[[Any], Any], fail: Callable[[Status, str], Any]) -> Future[Any]:
+    """A future of `read(result)`, or of `fail(status, text)` where the worker did not deliver."""
+    answer: Future[Any] = Future()
+
+    def settle(job: Future[Any]) -> None:
+        if not answer.set_running_or_notify_cancel():
+            return
+        if job.cancelled():
+            answer.set_result(fail(Status.CRASH, "the engine was closed before this was run"))
+            return
+        statuses = {JobTimeout: Status.TIMEOUT, WorkerDied: Status.CRASH, JobError: Status.RUNTIME_ERROR}
+        try:
+            answer.set_result(read(job.result()))
+        except tuple(statuses) as error:
+            answer.set_result(fail(statuses[type(error)], str(error)))
+        except Exception as error:  # a bug of ours: it must reach the caller
+            answer.set_exception(error)
+
+    job.add_done_callback(settle)
+    return answer

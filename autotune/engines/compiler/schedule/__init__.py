@@ -1,0 +1,10 @@
+"""From the compiler's final VLIW bundles to a time: the schedule is played, not estimated.
+
+`bundles` reads a listing, `program` compiles its scalar instructions to Python, `memory` and `mxu` say
+how long transfers and matrix multiplies take, `module` plays the whole program on a chip.
+"""
+
+from autotune.engines.compiler.schedule.module import Timing, play_module, read_dumps
+from autotune.engines.compiler.schedule.scalar import UnresolvedError
+
+__all__ = ["Timing", "UnresolvedError", "play_module", "read_dumps"]

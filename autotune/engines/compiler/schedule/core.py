@@ -1,0 +1,47 @@
+"""What the listings do not say of each generation's TensorCore."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from autotune.chips import Chip
+from autotune.engines.compiler.schedule.memory import GRANULE_BYTES, Memory
+
+
+@dataclasses.dataclass(frozen=True)
+class Core:
+    """One TensorCore's timing.
+
+    Attributes:
+        delay_slots: Bundles that still issue after a branch; read off the listings' loop ends.
+        cycles_per_push: Cycles one matrix multiply instruction occupies its MXU: the rows of one packed
+            register (16) over the rows the array takes a cycle (1 where it is 128 wide, 2 where 256).
+    """
+
+    delay_slots: int
+    cycles_per_push: int
+
+
+CORES = {
+    "v4": Core(delay_slots=1, cycles_per_push=16),
+    "v5e": Core(delay_slots=4, cycles_per_push=16),
+    "v5p": Core(delay_slots=1, cycles_per_push=16),
+    "v6e": Core(delay_slots=4, cycles_per_push=8),
+    "v7x": Core(delay_slots=1, cycles_per_push=8),
+}
+
+# Fitted on v5e: matmul 8192x8192x8192 in 63 block sizes and an elementwise 8192x8192 kernel in 24, taken
+# to hold for the other generations as fractions of their nominal bandwidth and in nanoseconds.
+READ_EFFICIENCY = 0.88
+WRITE_EFFICIENCY = 0.78
+DMA_LATENCY_NS = 500.0
+
+
+def new_memory(chip: Chip) -> Memory:
+    """HBM as one of the chip's cores sees it; cores of one device share the bandwidth evenly."""
+    bytes_per_cycle = chip.hbm_gbps / chip.cores / chip.clock_ghz
+    return Memory(
+        read_cycles=GRANULE_BYTES / (bytes_per_cycle * READ_EFFICIENCY),
+        write_cycles=GRANULE_BYTES / (bytes_per_cycle * WRITE_EFFICIENCY),
+        latency=DMA_LATENCY_NS * chip.clock_ghz,
+    )

@@ -1,0 +1,29 @@
+"""How long the matrix units hold up the bundles.
+
+The listing places matrix multiplies as close as the issue slots allow; the hardware stalls a bundle
+whose MXU is still busy. That stall is what makes a large matmul take its roofline time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from autotune.engines.compiler.schedule.bundles import Bundle
+
+
+def block_stall(bundles: Sequence[Bundle], cycles_per_push: int) -> int:
+    """Cycles that a straight run of bundles takes beyond one each.
+
+    Args:
+        bundles: A basic block. Every MXU is taken to be idle where it starts.
+        cycles_per_push: Cycles one multiply instruction occupies its MXU.
+    """
+    free_at: dict[int, int] = {}
+    now = 0
+    for bundle in bundles:
+        for opcode, unit in bundle.mxu:
+            if opcode.startswith("vmatmul"):
+                now = max(now, free_at.get(unit, 0))
+                free_at[unit] = now + cycles_per_push
+        now += 1
+    return now - len(bundles)

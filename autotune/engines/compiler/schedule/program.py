@@ -1,0 +1,212 @@
+"""One op's final bundles, compiled to a Python function that plays the scalar unit.
+
+Loop counters, predicates, DMA starts and DMA waits are all scalar instructions, so one pass over them
+gives the time at which each transfer is issued and awaited: the pipeline with its prologue, its
+overlap and its last write, step by step, from the program that would run. Vector work takes its
+bundles' cycles. A grid step costs a few microseconds.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+
+from autotune.engines.compiler.schedule.bundles import Bundle, Instruction
+from autotune.engines.compiler.schedule.core import Core
+from autotune.engines.compiler.schedule.memory import Memory
+from autotune.engines.compiler.schedule.mxu import block_stall
+from autotune.engines.compiler.schedule.scalar import (
+    Unknown,
+    UnresolvedError,
+    expression,
+    is_hbm,
+    smem_cell,
+    value,
+)
+
+# A grid of more steps takes seconds to play and belongs to blocks that nobody would choose.
+MAX_STEPS = 2_000_000
+
+Call = Callable[[str, float], float]
+"""Plays the op of that name from that cycle on, and returns the cycle at which it is done."""
+
+
+class Program:
+    """A listing made ready to play.
+
+    Args:
+        bundles: The whole op.
+        core: What the listing does not say of the core it runs on.
+        strict: Whether a branch on a value that only a run would know raises; else it is not taken.
+
+    Raises:
+        UnresolvedError: Where an instruction or a branch cannot be understood.
+    """
+
+    def __init__(self, bundles: Sequence[Bundle], core: Core, *, strict: bool = True) -> None:
+        coder = _Coder(_split(bundles, core.delay_slots), core)
+        namespace: dict[str, object] = {"UNKNOWN": Unknown(strict)}
+        exec(compile(coder.source(), "<bundles>", "exec"), namespace)  # text written below, from numbers and names
+        self._play: Callable[[Memory, int, float, Call], tuple[float, float, int]] = namespace["play"]  # type: ignore[assignment]
+
+    def play(self, memory: Memory, core: int, start: float, call: Call) -> tuple[float, float, int]:
+        """Plays one call from cycle `start` on.
+
+        Returns:
+            The cycle at which its last bundle issued, the cycles not spent waiting for DMAs, and the
+            passes of its outermost loop.
+
+        Raises:
+            UnresolvedError: Where what happens next depends on what only a run would know.
+        """
+        end, waited, steps = self._play(memory, core, start, call)
+        if steps > MAX_STEPS:
+            raise UnresolvedError(f"the grid has more than {MAX_STEPS:,} steps")
+        return end, end - start - waited, steps
+
+
+@dataclasses.dataclass(frozen=True)
+class _Block:
+    """Bundles with one entry and one exit; `branch`, if any, leads to the block `taken`."""
+
+    index: int
+    bundles: Sequence[Bundle]
+    branch: Instruction | None
+    taken: int | None
+
+
+def _split(bundles: Sequence[Bundle], delay_slots: int) -> list[_Block]:
+    starts_of = {region: bundle.address for bundle in bundles for region in bundle.regions}
+    leaders, branches = {0}, {}
+    for bundle in bundles:
+        for instruction in bundle.instructions:
+            if instruction.target is not None:
+                if instruction.target not in starts_of:
+                    raise UnresolvedError(f"the branch at {bundle.address:#x} goes to an unknown region")
+                branches[bundle.address] = instruction
+                leaders |= {starts_of[instruction.target], bundle.address + 1 + delay_slots}
+    ordered = sorted(leader for leader in leaders if leader < len(bundles))
+    index_of = {leader: index for index, leader in enumerate(ordered)}
+    blocks = []
+    for index, (start, end) in enumerate(zip(ordered, [*ordered[1:], len(bundles)], strict=True)):
+        inside = [address for address in branches if start <= address < end]
+        if len(inside) > 1:
+            raise UnresolvedError(f"two branches within one block at {start:#x}")
+        branch = branches[inside[0]] if inside else None
+        taken = index_of[starts_of[branch.target]] if branch else None  # type: ignore[index]
+        blocks.append(_Block(index, bundles[start:end], branch, taken))
+    return blocks
+
+
+class _Coder:
+    """Writes the Python function for a list of blocks."""
+
+    def __init__(self, blocks: Sequence[_Block], core: Core) -> None:
+        self._blocks = blocks
+        self._core = core
+        self._phis: dict[str, list[str]] = defaultdict(list)  # SSA name to the phis it feeds
+        self._names: set[str] = set()
+        self._hbm: set[str] = set()  # SSA names of pointers into HBM
+        for instruction in (ins for block in blocks for bundle in block.bundles for ins in bundle.instructions):
+            if instruction.dest:
+                self._names.add(instruction.dest)
+                if is_hbm(instruction):
+                    self._hbm.add(instruction.dest)
+            if instruction.opcode in ("sphi", "pphi"):
+                for operand in instruction.operands:
+                    self._phis[operand].append(f"phi_{instruction.dest}")
+                self._names.add(f"phi_{instruction.dest}")
+            if instruction.opcode in ("sst", "sld") and (cell := smem_cell(instruction.operands[0])):
+                self._names.add(cell)
+        backward = [block for block in blocks if block.taken is not None and block.taken <= block.index]
+        # The grid's loop is the one that spans the most blocks.
+        self._grid_head = max(backward, key=lambda block: block.index - block.taken).taken if backward else None  # type: ignore[operator]
+
+    def source(self) -> str:
+        lines = [
+            "def play(memory, core, t, call):",
+            "  read, write, copy, wait = memory.read, memory.write, memory.copy, memory.wait",
+            "  add, put = memory.add, memory.set",
+            "  waited, steps, block = 0.0, 0, 0",
+            *(f"  {name} = UNKNOWN" for name in sorted(self._names)),
+            "  while True:",
+        ]
+        for block in self._blocks:
+            lines.append(f"    {'el' if block.index else ''}if block == {block.index}:")
+            lines += [f"      {line}" for line in self._block(block)]
+        return "\n".join([*lines, ""])
+
+    def _block(self, block: _Block) -> list[str]:
+        lines = []
+        if block.index == self._grid_head:
+            lines += ["steps += 1", f"if steps > {MAX_STEPS}: return t, waited, steps"]
+        scalars = [(offset, ins) for offset, bundle in enumerate(block.bundles) for ins in bundle.instructions]
+        phis = [ins for _, ins in scalars if ins.opcode in ("sphi", "pphi")]
+        lines += [f"{ins.dest} = phi_{ins.dest}" for ins in phis]
+        for ins in phis:
+            lines += self._feed(ins.dest)
+        for offset, instruction in scalars:
+            if instruction.opcode not in ("sphi", "pphi"):
+                lines += self._instruction(offset, instruction)
+        stall = block_stall(block.bundles, self._core.cycles_per_push)
+        lines.append(f"t += {len(block.bundles) + stall}")
+        following = block.index + 1
+        if block.branch is None:
+            lines.append(f"block = {following}" if following < len(self._blocks) else "return t, waited, steps")
+        elif block.branch.predicate is None:
+            lines.append(f"block = {block.taken}")
+        else:
+            lines.append(f"block = {block.taken} if branch else {following}")
+        return lines
+
+    def _feed(self, name: str | None) -> list[str]:
+        return [f"{phi} = {name}" for phi in self._phis.get(name or "", ())]
+
+    def _instruction(self, offset: int, instruction: Instruction) -> list[str]:
+        predicate = instruction.predicate
+        condition = None
+        if predicate is not None:
+            condition = f"not {predicate.name}" if predicate.negated else predicate.name
+        if instruction.target is not None:
+            return [f"branch = {condition}"] if condition else []
+        if effect := self._effect(offset, instruction):
+            return [f"if {condition}: {effect}" if condition else effect]
+        expr = expression(instruction)
+        if instruction.dest is None or expr is None:
+            return []
+        feeds = self._feed(instruction.dest)
+        if predicate is not None and predicate.old is not None:
+            return [f"{instruction.dest} = ({expr}) if {condition} else {value(predicate.old)}", *feeds]
+        # Without a merge the value is only used where the predicate held, but a phi must not see it elsewhere.
+        lines = [f"{instruction.dest} = {expr}", *feeds]
+        return [f"if {condition}: {'; '.join(lines)}"] if condition and feeds else lines
+
+    def _effect(self, offset: int, instruction: Instruction) -> str | None:
+        """The statement for an instruction that does something besides computing, or None."""
+        opcode = instruction.opcode
+        if opcode == "sst":
+            address, _, stored = instruction.operands[0].rpartition(" ")
+            cell = smem_cell(address)
+            return f"{cell} = {value(stored)}" if cell else None
+        if opcode == "inlined_call":
+            return f"t = call({instruction.operands[0]!r}, t + {offset}) - {offset}"
+        operands = [value(operand) for operand in instruction.operands]
+        if opcode.startswith("dma.done.wait"):
+            return f"now = t; t = wait({operands[0]}, t + {offset}, {operands[1]}) - {offset}; waited += t - now"
+        if opcode.startswith("dma."):
+            return self._transfer(offset, instruction, operands)
+        if opcode == "vsyncadd":
+            return f"add({operands[0]}, {operands[1]})"
+        if opcode == "vsyncpa":
+            return f"put({operands[0]}, {operands[1]})"
+        return None
+
+    def _transfer(self, offset: int, instruction: Instruction, operands: list[str]) -> str:
+        if len(operands) < 4:
+            raise UnresolvedError(f"cannot read the operands of {instruction.opcode}")
+        source, _, destination = instruction.opcode.removeprefix("dma.").partition("_to_")
+        if not destination:  # dma.general: the pointers say where they point
+            source, destination = ("hbm" if instruction.operands[index] in self._hbm else "local" for index in (0, 2))
+        how = "read" if source == "hbm" else "write" if destination == "hbm" else "copy"
+        return f"{how}(t + {offset}, {operands[1]}, {operands[3]})"

@@ -1,0 +1,50 @@
+"""Whether the TPU compiler can be had on this machine, and what it needs to run without a TPU."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import sys
+
+DUMP_FOLDER = "llo"  # relative to the worker's own directory
+_DUMP_FLAGS = (
+    f"--xla_jf_dump_to={DUMP_FOLDER} --xla_jf_dump_llo_text=true --xla_jf_dump_llo_pass_label_regex=final_bundles"
+)
+# Tried with libtpu 0.0.42.1 and 0.0.50.1.
+
+
+def worker_environment() -> dict[str, str]:
+    """What must be set before a worker loads jax and libtpu."""
+    flags = os.environ.get("LIBTPU_INIT_ARGS", "")
+    return {
+        "JAX_PLATFORMS": "cpu",  # the compiler is used through a topology; no device is opened
+        "TPU_SKIP_MDS_QUERY": "1",  # do not ask a cloud metadata server
+        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # several workers, no lock file
+        "TPU_STDERR_LOG_LEVEL": "3",
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+        "JAX_ENABLE_COMPILATION_CACHE": "false",  # a cached compile would leave no schedule
+        "LIBTPU_INIT_ARGS": f"{flags} {_DUMP_FLAGS}".strip(),
+    }
+
+
+def why_unsupported() -> str | None:
+    """Why the TPU compiler cannot be here, in one line, without loading it; None where it should load."""
+    machine = platform.machine()
+    if sys.platform != "linux" or machine not in ("x86_64", "AMD64"):
+        return f"libtpu exists for Linux on x86-64 only; this is {platform.system()} on {machine}"
+    if "TPU_LIBRARY_PATH" not in os.environ and importlib.util.find_spec("libtpu") is None:
+        return 'libtpu is not installed; pip install "jax[tpu]" brings it'
+    return None
+
+
+def versions() -> dict[str, str]:
+    """Versions of what decides a prediction; packages that are absent are left out."""
+    found = {}
+    for name in ("jax", "jaxlib", "libtpu"):
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found

@@ -1,0 +1,103 @@
+"""Runs inside a worker: compiles a function for a target and reads what the compiler says of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax.experimental import topologies
+
+from autotune.chips import DEFAULT_TARGET, MIB, Chip, get_chip
+from autotune.engines.compiler.schedule import Timing, UnresolvedError, play_module, read_dumps
+from autotune.engines.compiler.support import DUMP_FOLDER
+from autotune.kernel import ArraySpec
+from autotune.outcome import Outcome, Source, Status
+
+_OVERHEAD_SHARE = 1.25  # beyond both bounds by this much, waits and step overheads hold the time up
+_VMEM_NEEDED = re.compile(r"Scoped allocation with size ([\d.]+)([KMG])")
+_UNITS = {"K": 1024, "M": MIB, "G": 1024 * MIB}
+_MESSAGE_LIMIT = 2000
+
+
+def warm_up() -> dict[str, str]:
+    """Loads the compiler; raises where it cannot be loaded."""
+    device = target_device(get_chip(DEFAULT_TARGET))
+    return {"device_kind": device.device_kind}
+
+
+def target_device(chip: Chip) -> jax.Device:
+    """One device of a topology that exists only in the compiler."""
+    return topologies.get_topology_desc(platform="tpu", topology_name=chip.topology).devices[0]
+
+
+def compile_for(
+    function: Callable[..., Any], arguments: Sequence[ArraySpec], chip: Chip, *, analytic_ms: float
+) -> Outcome:
+    """Compiles `function` for `chip` and predicts one call's time from its schedule.
+
+    Args:
+        analytic_ms: The time to give, with source `analytic`, where the program compiles but its schedule
+            cannot be followed.
+    """
+    dumps = Path(DUMP_FOLDER)
+    shutil.rmtree(dumps, ignore_errors=True)
+    dumps.mkdir()
+    sharding = jax.sharding.SingleDeviceSharding(target_device(chip))
+    specs = [jax.ShapeDtypeStruct(spec.shape, spec.dtype, sharding=sharding) for spec in arguments]
+    started = time.monotonic()
+    try:
+        lowered = jax.jit(function).lower(*specs)
+    except Exception as error:  # whatever tracing raises is this config's own fault
+        return Outcome(Status.LOWERING_ERROR, message=_text(error), compile_s=time.monotonic() - started)
+    try:
+        lowered.compile()
+    except Exception as error:
+        seconds = time.monotonic() - started
+        return dataclasses.replace(classify_compile_error(_text(error)), compile_s=seconds)
+    seconds = time.monotonic() - started
+    try:
+        timing = play_module(read_dumps(dumps), chip)
+    except UnresolvedError as error:
+        note = f"an analytic figure, because {error}"
+        return Outcome(Status.OK, time_ms=analytic_ms, source=Source.ANALYTIC, compile_s=seconds, message=note)
+    return _predicted(timing, seconds)
+
+
+def _predicted(timing: Timing, compile_s: float) -> Outcome:
+    bound = "compute" if timing.compute_ms >= timing.memory_ms else "memory"
+    if timing.time_ms > _OVERHEAD_SHARE * max(timing.compute_ms, timing.memory_ms):
+        bound = "overhead"
+    return Outcome(
+        Status.OK,
+        time_ms=timing.time_ms,
+        compute_ms=timing.compute_ms,
+        memory_ms=timing.memory_ms,
+        bound=bound,
+        source=Source.SCHEDULE,
+        hbm_bytes=timing.hbm_bytes,
+        compile_s=compile_s,
+    )
+
+
+def classify_compile_error(text: str) -> Outcome:
+    """The typed refusal behind the compiler's text. VMEM and HBM both say RESOURCE_EXHAUSTED."""
+    lowered = text.lower()
+    if "scopedvmemoom" in lowered or "memory space vmem" in lowered or "scoped vmem limit" in lowered:
+        needed = _VMEM_NEEDED.search(text)
+        vmem = int(float(needed[1]) * _UNITS[needed[2]]) if needed else None
+        return Outcome(Status.VMEM_OOM, vmem_bytes=vmem, message=text)
+    if "hbmoom" in lowered or "out of memory on hbm" in lowered or "memory space hbm" in lowered:
+        return Outcome(Status.HBM_OOM, message=text)
+    if "mosaic failed" in lowered or "e2001" in lowered or "e2002" in lowered or "e2003" in lowered:
+        return Outcome(Status.LOWERING_ERROR, message=text)
+    return Outcome(Status.COMPILE_ERROR, message=text)
+
+
+def _text(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"[:_MESSAGE_LIMIT]
