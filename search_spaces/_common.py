@@ -71,4 +71,4 @@ def vmem_limit_constraint(chip: Chip) -> Constraint:
 
 def uneven(block: int) -> int:
     """A part of a block, a multiple of no tile where there is room for such a part."""
-    return max(1, min(block - 1, block // 4 + 3))
+    return max(1, min(block - 1, block // 4 + 3, 259))

@@ -1,0 +1,33 @@
+"""Attention in plain JAX: the numerics to match, and what XLA compiles as the ``xla`` baseline."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+
+def attention_reference(q: jax.Array, k: jax.Array, v: jax.Array, *, causal: bool = True) -> jax.Array:
+    """Softmax attention with the whole score matrix in memory.
+
+    Args:
+        q: ``[batch, heads, q_len, head_dim]``.
+        k: ``[batch, kv_heads, kv_len, head_dim]``; so is v.
+        v: As k.
+        causal: Query i sees the keys j ≤ i + kv_len - q_len.
+
+    Returns:
+        ``[batch, heads, q_len, head_dim]`` in q's dtype. Scores, softmax and sums are float32; float32
+        operands are multiplied in full float32, as the kernel does.
+    """
+    batch, heads, q_len, head_dim = q.shape
+    kv_heads, kv_len = k.shape[1:3]
+    precision = jax.lax.Precision.HIGHEST if q.dtype == jnp.float32 else None
+    grouped = q.reshape(batch, kv_heads, heads // kv_heads, q_len, head_dim)
+    scores = jnp.einsum("bhgqd,bhkd->bhgqk", grouped, k, precision=precision, preferred_element_type=jnp.float32)
+    scores *= head_dim**-0.5
+    if causal:
+        rows, columns = jnp.arange(q_len)[:, None], jnp.arange(kv_len)[None, :]
+        scores = jnp.where(columns <= rows + (kv_len - q_len), scores, -jnp.inf)
+    weights = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
+    out = jnp.einsum("bhgqk,bhkd->bhgqd", weights, v, precision=precision, preferred_element_type=jnp.float32)
+    return out.reshape(batch, heads, q_len, head_dim).astype(q.dtype)

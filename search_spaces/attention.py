@@ -1,0 +1,140 @@
+"""The attention's search space, and attention as the tuner sees it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from autotune.chips import MIB, Chip
+from autotune.kernel import ArraySpec, Cost, Kernel
+from autotune.outcome import Config
+from autotune.space import Constraint, Param, Space
+from kernels.attention import cost as model
+from kernels.attention.problem import PROBLEMS, AttentionProblem
+from search_spaces._common import (
+    LANES,
+    PRACTICAL,
+    block_candidates,
+    block_constraint,
+    sublanes,
+    uneven,
+    vmem_limit_constraint,
+    vmem_param,
+)
+
+if TYPE_CHECKING:
+    import jax
+
+LARGE = 1 << 24  # scores per head from which validation runs fewer heads, to keep the reference's memory small
+
+
+class AttentionKernel(Kernel):
+    """Flash attention, forward: see `kernels.attention`."""
+
+    name = "attention"
+    summary = "softmax attention, causal or full, grouped-query; forward flash kernel"
+    problem_type = AttentionProblem
+    problems = PROBLEMS
+    sources = ("kernels.attention.pallas", "kernels.attention.blocks", "kernels.attention.reference")
+
+    def space(self, problem: AttentionProblem, chip: Chip) -> Space:
+        rows = sublanes(problem.dtype)
+        block_kv = block_candidates(problem.kv_len, LANES, largest=PRACTICAL)
+        # Each divides some block_kv; which one, the constraint below says.
+        compute = sorted({part for block in block_kv for part in _parts(block)})
+        params = [
+            Param("block_q", block_candidates(problem.q_len, rows, largest=PRACTICAL), "queries per block"),
+            Param("block_kv", block_kv, "keys fetched per grid step"),
+            Param("block_kv_compute", tuple(compute), "keys per step of the online softmax"),
+            vmem_param(chip),
+        ]
+        constraints = [
+            block_constraint("block_q", "q_len", problem.q_len, rows),
+            block_constraint("block_kv", "kv_len", problem.kv_len, LANES),
+            Constraint(
+                f"block_kv_compute must be block_kv itself or a positive multiple of {LANES}",
+                lambda config: (
+                    config["block_kv_compute"] == config["block_kv"]
+                    or (config["block_kv_compute"] > 0 and config["block_kv_compute"] % LANES == 0)
+                ),
+            ),
+            Constraint(
+                "block_kv_compute must divide block_kv",
+                lambda config: config["block_kv"] % config["block_kv_compute"] == 0,
+            ),
+            vmem_limit_constraint(chip),
+            Constraint(
+                "the blocks alone need more VMEM than vmem_limit_mib: take smaller blocks or a higher limit",
+                lambda config: model.vmem_lower_bound(problem, config) <= config["vmem_limit_mib"] * MIB,
+            ),
+        ]
+        return Space(params, constraints)
+
+    def arguments(self, problem: AttentionProblem) -> tuple[ArraySpec, ...]:
+        q = ArraySpec((problem.batch, problem.heads, problem.q_len, problem.head_dim), problem.dtype)
+        kv = ArraySpec((problem.batch, problem.kv_heads, problem.kv_len, problem.head_dim), problem.dtype)
+        return q, kv, kv
+
+    def bind(self, problem: AttentionProblem, config: Config, *, interpret: Any = False) -> Callable[..., jax.Array]:
+        from kernels.attention.pallas import attention_pallas
+
+        return functools.partial(attention_pallas, causal=problem.causal, **config, interpret=interpret)
+
+    def reference(self, problem: AttentionProblem) -> Callable[..., jax.Array]:
+        from kernels.attention.reference import attention_reference
+
+        return functools.partial(attention_reference, causal=problem.causal)
+
+    def baselines(self, problem: AttentionProblem, chip: Chip) -> dict[str, Config]:
+        block_kv = min(problem.kv_len, LANES)
+        small = {"block_q": min(problem.q_len, LANES), "block_kv": block_kv, "block_kv_compute": block_kv}
+        return {"default": self.space(problem, chip).parse(small)}
+
+    def cost(self, problem: AttentionProblem) -> Cost:
+        return model.cost(problem)
+
+    def estimate_ms(self, problem: AttentionProblem, config: Config, chip: Chip) -> float:
+        return model.estimate_ms(problem, config, chip)
+
+    def validation_problems(self, problem: AttentionProblem, config: Config) -> list[AttentionProblem]:
+        """The problem's own path over two or more blocks each way, and uneven edges.
+
+        The diagonal cuts the blocks where it does on the problem: kv_len - q_len is kept modulo the blocks'
+        common step, which is what the kernel's choice of branches depends on.
+        """
+        block_q, block_kv = config["block_q"], config["block_kv"]
+        group = min(2, problem.heads // problem.kv_heads)
+        small = problem.replace({"batch": 1, "heads": group, "kv_heads": 1})
+        exact = _shrunk(small, block_q, block_kv)
+        ragged = small.replace({"q_len": block_q + uneven(block_q), "kv_len": block_kv + uneven(block_kv)})
+        if problem.causal and ragged.q_len > ragged.kv_len:
+            ragged = ragged.replace({"kv_len": ragged.q_len + uneven(block_kv)})
+        if problem.batch * problem.kv_heads > 1 and ragged.q_len * ragged.kv_len <= LARGE:
+            ragged = ragged.replace({"heads": 2 * group, "kv_heads": 2})  # so that mixed-up heads show
+        return list(dict.fromkeys([exact, ragged]))
+
+
+def _shrunk(problem: AttentionProblem, block_q: int, block_kv: int) -> AttentionProblem:
+    """The problem with about two blocks each way, its last blocks and its diagonal as long and as placed as before.
+
+    Equal lengths stay equal where the blocks allow, so that some blocks lie above the diagonal.
+    """
+    both = max(block_q, block_kv)
+    if problem.q_len == problem.kv_len and both % min(block_q, block_kv) == 0:
+        length = _two_blocks(problem.q_len, both)
+        return problem.replace({"q_len": length, "kv_len": length})
+    q_len, kv_len = _two_blocks(problem.q_len, block_q), _two_blocks(problem.kv_len, block_kv)
+    if problem.causal and q_len > kv_len:
+        kv_len += -(-(q_len - kv_len) // block_kv) * block_kv
+    return problem.replace({"q_len": q_len, "kv_len": kv_len})
+
+
+def _two_blocks(size: int, block: int) -> int:
+    """One full block and the last one that `size` has; `size` itself where that is less."""
+    return min(size, block + (size % block or block))
+
+
+def _parts(block: int) -> set[int]:
+    """Aligned parts that divide a block of keys, none so small that the statistics outweigh the scores."""
+    return {block} | {part for part in range(LANES, block, LANES) if block % part == 0}
