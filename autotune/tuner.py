@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime
 import time
@@ -12,7 +13,7 @@ from typing import Any, TypeVar
 
 from autotune import presets
 from autotune.engines._base import Engine, Task
-from autotune.outcome import Outcome
+from autotune.outcome import Outcome, Status
 from autotune.presets import Preset
 from autotune.search import Interrupt, Search, SearchSettings, StopReason, TrialRecord, counts, fastest_first
 from autotune.search.study import TuningStudy
@@ -51,7 +52,7 @@ class TuneResult:
         counts: Number of trials by status.
         best: The fastest config that validation passed; None where there is none.
         baselines: Outcome of each baseline; None where it was not reached.
-        rejected: Faster configs that validation refused.
+        rejected: Configs that were fast enough to be validated and were refused.
         seconds: Wall time of this run.
         stopped_because: Why the search ended.
         study: The study's name.
@@ -158,13 +159,11 @@ def tune(task: Task, engine: Engine, settings: SearchSettings, observer: Observe
         observer.trial(record)
 
     observer.started(study.name, study.records(), settings.trials)
-    with Interrupt() as interrupt:
+    reason, best = StopReason.INTERRUPTED, None
+    with Interrupt() as interrupt, contextlib.suppress(KeyboardInterrupt):  # From the second signal on.
         reason = search.run(on_trial, interrupt, started=started)
-        try:
-            _settle_reference(engine, study, reference, interrupt)
-            best, rejected = _validate_fastest(engine, study, interrupt, observer)
-        except KeyboardInterrupt:  # The second one: only what was validated before counts.
-            best, rejected = None, [r for r in study.records() if r.outcome.ok and r.validation and not r.validation.ok]
+        _settle_reference(engine, study, reference, interrupt)
+        best = _validate_fastest(engine, study, interrupt, observer)
     records = study.records()
     outcomes = {config_key(record.config): record.outcome for record in records}
     result = TuneResult(
@@ -176,7 +175,7 @@ def tune(task: Task, engine: Engine, settings: SearchSettings, observer: Observe
             **{name: outcomes.get(config_key(config)) for name, config in baselines.items()},
             REFERENCE: study.reference,
         },
-        rejected=tuple(rejected),
+        rejected=tuple(r for r in records if r.outcome.ok and r.status is not Status.OK),
         seconds=time.monotonic() - started,
         stopped_because=reason,
         study=study.name,
@@ -197,23 +196,21 @@ def _settle_reference(
 
 def _validate_fastest(
     engine: Engine, study: TuningStudy, interrupt: Interrupt, observer: Observer
-) -> tuple[TrialRecord | None, list[TrialRecord]]:
-    """The fastest config that passes, and the faster ones that did not."""
-    rejected = [r for r in study.records() if r.outcome.ok and r.validation and not r.validation.ok]
+) -> TrialRecord | None:
+    """The fastest config that passes. Those that do not are remembered, and never tried again."""
     for record in fastest_first(study.records()):
         if record.validation is not None:
-            return record, rejected
+            return record
         observer.validating(record)
         validation = _result(engine.validate(record.config), interrupt)
         if validation is None:
-            return None, rejected
+            return None
         study.keep_validation(record.config, validation)
         record = dataclasses.replace(record, validation=validation)
         observer.validated(record)
         if validation.ok:
-            return record, rejected
-        rejected.append(record)
-    return None, rejected
+            return record
+    return None
 
 
 def _result(future: Future[_T], interrupt: Interrupt) -> _T | None:

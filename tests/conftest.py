@@ -9,11 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from fakes import FakeEngine
 
 from autotune import engines, kernel
+from tests.fakes import FakeEngine
 
-HERE = Path(__file__).resolve().parent
+ROOT = Path(__file__).resolve().parent.parent
 
 
 @pytest.fixture(scope="session")
@@ -23,7 +23,7 @@ def toy_package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     info = folder / "toy_kernels-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: toy-kernels\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[autotune.kernels]\ntoy = fakes:ToyKernel\n")
+    (info / "entry_points.txt").write_text("[autotune.kernels]\ntoy = tests.fakes:ToyKernel\n")
     return folder
 
 
@@ -62,7 +62,7 @@ def command(toy_package: Path, tmp_path: Path) -> Callable[..., subprocess.Compl
     work.mkdir()
 
     def run(*arguments: str, folder: Path = work) -> subprocess.CompletedProcess[str]:
-        path = os.pathsep.join([str(toy_package), str(HERE), str(HERE.parent), os.environ.get("PYTHONPATH", "")])
+        path = os.pathsep.join([str(toy_package), str(ROOT), os.environ.get("PYTHONPATH", "")])
         return subprocess.run(
             [sys.executable, "-m", "autotune", *arguments],
             cwd=folder,

@@ -34,7 +34,7 @@ class ToyKernel(Kernel):
     summary = "a kernel for tests"
     problem_type = ToyProblem
     problems: ClassVar = {"small": ToyProblem(m=2048, n=2048), "large": ToyProblem(m=8192, n=8192)}
-    sources = ("fakes",)
+    sources = ("tests.fakes",)
     version = "toy-version"
 
     def space(self, problem: ToyProblem, chip: Chip) -> Space:

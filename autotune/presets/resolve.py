@@ -72,7 +72,7 @@ def find(kernel: Kernel, problem: Problem, chip: Chip) -> Match:
     for apart, _, preset in sorted(near, key=lambda entry: entry[:2]):
         if config := _usable(space, preset):
             return Match(config, "nearest" if apart else "exact", preset)
-    return Match(dict(heuristic(kernel, problem, chip)), "heuristic")
+    return Match(dict(heuristic(kernel, problem, chip.name)), "heuristic")
 
 
 def distance(problem: Problem, other: Problem) -> float:
@@ -89,12 +89,13 @@ def distance(problem: Problem, other: Problem) -> float:
 
 
 @functools.lru_cache(maxsize=1024)
-def heuristic(kernel: Kernel, problem: Problem, chip: Chip) -> Mapping[str, Any]:
+def heuristic(kernel: Kernel, problem: Problem, target: str) -> Mapping[str, Any]:
     """A config without any preset: the kernel's own `heuristic(problem, chip)`, else its best analytic estimate.
 
     Raises:
         UsageError: The problem has no valid config.
     """
+    chip = get_chip(target)
     if (own := getattr(kernel, "heuristic", None)) is not None:
         return own(problem, chip)
     best = min(kernel.space(problem, chip), key=lambda c: kernel.estimate_ms(problem, c, chip), default=None)

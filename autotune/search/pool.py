@@ -17,6 +17,8 @@ from autotune.space import Space, config_key
 GRID_LIMIT = 200_000
 # The diverse choice looks no further down the ranking than this many times its size.
 RANKING_DEPTH = 8
+# Another word changes more than the next size does: moving a proposal must not undo what was learnt of words.
+WORD_STEPS = 3
 
 
 class Pool:
@@ -96,10 +98,10 @@ class Pool:
         return len(taken) >= len(self) and taken.issuperset(self._rows)
 
     def _distance(self, places: np.ndarray, place: np.ndarray) -> np.ndarray:
-        """Steps between configs; two different words are one step apart, as no order is known."""
+        """Steps between configs; two different words are some steps apart, as no order is known."""
         steps = np.abs(places - place)
         words = [name not in self._encoding.ordered for name in self._encoding.values]
-        return np.where(words, np.minimum(steps, 1), steps).sum(axis=1)
+        return np.where(words, np.minimum(steps, 1) * WORD_STEPS, steps).sum(axis=1)
 
 
 def _sample(space: Space, seed: int) -> Iterator[dict[str, Any]]:

@@ -16,7 +16,7 @@ from autotune.search.pool import Pool
 from autotune.space import config_key
 
 # Redraws before the proposal is moved to its nearest valid, untried neighbour instead.
-REDRAWS = 3
+REDRAWS = 5
 STARTUP_TRIALS = 10
 
 

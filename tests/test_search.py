@@ -1,0 +1,314 @@
+"""The search and the tuner, with an engine that costs nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from concurrent.futures import Future
+from pathlib import Path
+
+import pytest
+
+from autotune import presets
+from autotune.chips import get_chip
+from autotune.errors import ResultsError, UsageError
+from autotune.outcome import Outcome, Status
+from autotune.search import SearchSettings, StopReason
+from autotune.space import config_key
+from autotune.tuner import Observer, TuneResult, tune
+from tests.fakes import FakeEngine, ToyKernel, timed, toy_task, toy_time
+
+SPACE = ToyKernel().space(ToyKernel.problems["small"], get_chip("v5e"))
+BEST = {"block_m": 1024, "block_n": 512, "mode": "b"}
+
+
+def search(results: Path, engine: FakeEngine | None = None, observer: Observer | None = None, **settings) -> TuneResult:
+    """One whole run."""
+    with engine or FakeEngine() as running:
+        return tune(running.task, running, SearchSettings(results=results, **settings), observer)
+
+
+def test_finds_the_best_of_a_space_that_its_ranking_gets_wrong(tmp_path):
+    result = search(tmp_path, trials=45)
+    assert result.best.config == BEST
+    assert result.best.outcome.time_ms == pytest.approx(toy_time(BEST))
+    assert result.speedup("default") == pytest.approx(
+        toy_time({"block_m": 128, "block_n": 128, "mode": "a"}) / toy_time(BEST)
+    )
+    assert result.speedup("xla") == pytest.approx(3.0 / toy_time(BEST))
+    assert result.stopped_because is StopReason.TRIALS
+
+
+def test_evaluates_valid_configs_only_and_each_once(tmp_path):
+    engine = FakeEngine()
+    result = search(tmp_path, engine, trials=50)
+    assert len(engine.evaluated) == len(engine.distinct) == 50
+    assert all(SPACE.why_invalid(config) is None for config in engine.evaluated)
+    assert sum(result.counts.values()) == 50
+
+
+def test_starts_with_the_baseline_and_the_analytic_ranking(tmp_path):
+    engine = FakeEngine(jobs=1)
+    search(tmp_path, engine, trials=20)
+    assert engine.evaluated[0] == {"block_m": 128, "block_n": 128, "mode": "a"}
+    assert (engine.evaluated[1]["block_m"], engine.evaluated[1]["block_n"]) == (512, 512)
+
+
+def test_stops_when_every_config_was_tried(tmp_path):
+    engine = FakeEngine()
+    result = search(tmp_path, engine, trials=1000)
+    assert result.stopped_because is StopReason.EXHAUSTED
+    assert engine.distinct == {config_key(config) for config in SPACE}
+    assert len(engine.evaluated) == SPACE.size
+
+
+def test_keeps_several_trials_in_flight(tmp_path):
+    both = threading.Barrier(2, timeout=20)
+
+    def outcome(config):
+        both.wait()
+        return timed(config)
+
+    assert search(tmp_path, FakeEngine(jobs=2, outcome=outcome), trials=20).counts == {"ok": 20}
+
+
+def test_the_same_request_resumes_and_repeats_nothing(tmp_path):
+    first, second = FakeEngine(), FakeEngine()
+    search(tmp_path, first, trials=15)
+    result = search(tmp_path, second, trials=40)
+    assert len(second.evaluated) == 25
+    assert not first.distinct & second.distinct
+    assert sum(result.counts.values()) == 40
+
+
+def test_a_finished_study_gives_its_result_again_without_a_trial(tmp_path):
+    first = search(tmp_path, trials=15)
+    engine = FakeEngine(reference_ms=99.0)
+    again = search(tmp_path, engine, trials=15)
+    assert engine.evaluated == engine.validated == []
+    assert again.best == first.best
+    assert again.baselines == first.baselines
+
+
+def test_another_seed_problem_or_target_is_another_study(tmp_path):
+    requests = [("small", "v5e", 0), ("small", "v5e", 1), ("large", "v5e", 0), ("small", "v6e", 0)]
+    names = {
+        search(tmp_path, FakeEngine(toy_task(problem, target)), trials=3, seed=seed).study
+        for problem, target, seed in requests
+    }
+    assert len(names) == 4
+
+
+def test_a_named_study_is_resumed_by_its_name_and_refuses_another_problem(tmp_path):
+    search(tmp_path, trials=5, study="mine")
+    engine = FakeEngine()
+    search(tmp_path, engine, trials=8, study="mine")
+    assert len(engine.evaluated) == 3
+    with pytest.raises(UsageError, match="study mine was made for problem m=2048"):
+        search(tmp_path, FakeEngine(toy_task("large")), trials=8, study="mine")
+
+
+@pytest.mark.parametrize("storage", ["sqlite:///{}/study.db", "journal:{}/study.log", "{}/study.log"])
+def test_other_storages_resume_as_well(tmp_path, storage):
+    search(tmp_path, trials=5, storage=storage.format(tmp_path))
+    engine = FakeEngine()
+    search(tmp_path, engine, trials=8, storage=storage.format(tmp_path))
+    assert len(engine.evaluated) == 3
+
+
+def test_a_killed_run_loses_only_what_was_in_flight(tmp_path):
+    script = textwrap.dedent("""
+        import os, signal, sys
+        from pathlib import Path
+        from tests.fakes import FakeEngine, timed, toy_task
+        from autotune.search import SearchSettings
+        from autotune.tuner import tune
+
+        count = 0
+        def outcome(config):
+            global count
+            count += 1
+            if count == 8:
+                print(sorted(config.items()), flush=True)
+                os.kill(os.getpid(), signal.SIGKILL)
+            return timed(config)
+
+        with FakeEngine(jobs=1, outcome=outcome) as engine:
+            tune(engine.task, engine, SearchSettings(trials=20, results=Path(sys.argv[1])))
+    """)
+    killed = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path)],
+        cwd=Path(__file__).parent.parent,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    engine = FakeEngine()
+    result = search(tmp_path, engine, trials=20)
+    assert 20 - 7 <= len(engine.evaluated) <= 20 - 5  # 7 had ended; the last ones may not have been told yet.
+    assert killed.stdout.strip() in [repr(sorted(config.items())) for config in engine.evaluated]
+    assert result.counts == {"ok": 20}
+
+
+def test_a_half_written_record_is_dropped(tmp_path):
+    study = search(tmp_path, trials=5).study
+    journal = tmp_path / "studies" / f"{study}.journal"
+    with journal.open("a") as file:
+        file.write('{"op_code": 4, "worker')
+    assert sum(search(tmp_path, trials=8).counts.values()) == 8
+
+
+def test_a_file_that_is_no_journal_is_named_and_untouched(tmp_path):
+    file = tmp_path / "notes.txt"
+    file.write_text("my notes\nno newline at the end")
+    with pytest.raises(ResultsError, match=r"notes\.txt"):
+        search(tmp_path, trials=5, storage=str(file))
+    assert file.read_text() == "my notes\nno newline at the end"
+
+
+def test_infeasible_outcomes_cost_their_trial_and_nothing_else(tmp_path):
+    def outcome(config):
+        if config["block_m"] >= 1024:
+            return Outcome(Status.VMEM_OOM, message="too much")
+        if config["mode"] == "c":
+            return Outcome(Status.CRASH, message="died")
+        return timed(config)
+
+    result = search(tmp_path, FakeEngine(outcome=outcome), trials=SPACE.size)
+    assert sum(result.counts.values()) == SPACE.size
+    assert result.counts["vmem_oom"] == sum(config["block_m"] >= 1024 for config in SPACE)
+    assert result.counts["crash"] == sum(config["block_m"] < 1024 and config["mode"] == "c" for config in SPACE)
+    assert result.best.config == {"block_m": 512, "block_n": 512, "mode": "b"}
+
+
+def test_infeasible_outcomes_teach_the_search(tmp_path, monkeypatch):
+    monkeypatch.setattr("tests.fakes.SIZES", tuple(2**power for power in range(3, 20)))
+    engine = FakeEngine(
+        toy_task("m=524288,n=524288"),
+        outcome=lambda config: timed(config) if config["mode"] == "a" else Outcome(Status.TIMEOUT),
+    )
+    search(tmp_path, engine, trials=60)
+    late = [config["mode"] for config in engine.evaluated[30:]]
+    assert late.count("a") / len(late) > 0.6  # Of the space, a third.
+
+
+def test_nothing_valid_leaves_no_preset(tmp_path):
+    engine = FakeEngine(outcome=lambda config: Outcome(Status.COMPILE_ERROR, message="no"))
+    result = search(tmp_path, engine, trials=6)
+    assert result.best is None
+    assert result.counts == {"compile_error": 6}
+    assert not (tmp_path / "presets").exists()
+
+
+def test_a_wrong_winner_is_marked_and_the_next_best_taken(tmp_path):
+    engine = FakeEngine(right=lambda config: config["mode"] != "b")
+    result = search(tmp_path, engine, trials=60)
+    assert engine.validated[0] == BEST
+    assert result.best.config == {**BEST, "mode": "a"}
+    assert result.rejected[0].status is Status.WRONG_RESULT
+    assert result.counts["wrong_result"] == len(result.rejected) == len(engine.validated) - 1
+    (preset,) = presets.read(result.preset)
+    assert preset.config == {**BEST, "mode": "a"}
+    assert preset.validation["max_rel_error"] == 1e-3
+
+
+def test_a_resumed_study_remembers_what_was_wrong(tmp_path):
+    search(tmp_path, FakeEngine(right=lambda config: config["mode"] != "b"), trials=60)
+    engine = FakeEngine()
+    result = search(tmp_path, engine, trials=61)
+    assert all(config["mode"] != "b" for config in engine.validated)
+    assert result.best.config["mode"] == "a"
+
+
+def test_a_baseline_that_breaks_a_constraint_is_refused_before_the_engine(tmp_path, monkeypatch):
+    monkeypatch.setattr(ToyKernel, "baselines", lambda *_: {"default": {"block_m": 100, "block_n": 128, "mode": "a"}})
+    engine = FakeEngine()
+    result = search(tmp_path, engine, trials=6)
+    assert result.baselines["default"].status is Status.INVALID
+    assert "block_m must divide m" in result.baselines["default"].message
+    assert result.counts == {"ok": 5, "invalid": 1}
+    assert all(config["block_m"] != 100 for config in engine.evaluated)
+
+
+def test_a_baseline_outside_the_candidates_is_tried_all_the_same(tmp_path, monkeypatch):
+    monkeypatch.setattr(ToyKernel, "baselines", lambda *_: {"default": {"block_m": 64, "block_n": 128, "mode": "a"}})
+    result = search(tmp_path, trials=6)
+    assert result.baselines["default"].ok
+    assert result.counts == {"ok": 6}
+
+
+def test_the_budget_ends_the_search_and_the_best_is_kept(tmp_path):
+    hang: Future[None] = Future()
+    calls = []
+
+    def outcome(config):
+        calls.append(config)
+        if len(calls) > 4:
+            hang.result(timeout=30)
+        return timed(config)
+
+    class Release(Observer):
+        def validating(self, record):
+            hang.set_result(None)
+
+    result = search(tmp_path, FakeEngine(outcome=outcome), Release(), trials=50, budget_s=1.0)
+    assert result.stopped_because is StopReason.BUDGET
+    assert result.preset.exists()
+
+
+def test_ctrl_c_ends_cleanly_and_the_same_request_goes_on(tmp_path):
+    class Interrupts(Observer):
+        seen = 0
+
+        def trial(self, record):
+            self.seen += 1
+            if self.seen == 10:
+                os.kill(os.getpid(), signal.SIGINT)
+
+    result = search(tmp_path, FakeEngine(), Interrupts(), trials=50)
+    assert result.stopped_because is StopReason.INTERRUPTED
+    assert 10 <= sum(result.counts.values()) < 20
+    assert result.best is not None
+    assert result.preset.exists()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert sum(search(tmp_path, trials=50).counts.values()) == 50
+
+
+def test_a_second_ctrl_c_keeps_nothing_that_was_not_validated(tmp_path):
+    class Interrupts(Observer):
+        def trial(self, record):
+            os.kill(os.getpid(), signal.SIGINT)
+
+        def validating(self, record):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    result = search(tmp_path, FakeEngine(), Interrupts(), trials=50)
+    assert result.stopped_because is StopReason.INTERRUPTED
+    assert result.best is None
+    assert not (tmp_path / "presets").exists()
+
+
+def test_the_result_is_plain_json(tmp_path):
+    document = json.loads(json.dumps(search(tmp_path, trials=12).to_dict(), allow_nan=False))
+    assert {"kernel", "problem", "target", "engine", "trials", "best", "baselines", "speedup"} <= set(document)
+    assert {"seconds", "stopped_because", "study", "preset"} <= set(document)
+    assert document["best"]["validated"] is True
+    assert document["best"]["measured"] is False
+    assert set(document["baselines"]) == set(document["speedup"]) == {"default", "xla"}
+
+
+def test_an_unreadable_preset_file_stops_the_run_before_anything_is_tried(tmp_path):
+    path = presets.preset_path(tmp_path / "presets", "TPU v5 lite", "toy")
+    path.parent.mkdir(parents=True)
+    path.write_text("{ not json")
+    engine = FakeEngine()
+    with pytest.raises(ResultsError, match=r"toy\.json"):
+        search(tmp_path, engine, trials=5)
+    assert engine.evaluated == []
+    assert path.read_text() == "{ not json"
