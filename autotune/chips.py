@@ -22,6 +22,7 @@ class Chip:
         name: The target's name on the command line.
         device_kind: What `jax.Device.device_kind` says.
         topology: A topology that libtpu compiles for; its first device is used.
+        chip_config: Passed to libtpu with it; v4 is two devices a chip unless asked to be one.
         clock_ghz: TensorCore clock.
         cores: TensorCores that act as one device; "parallel" grid dimensions are split over them.
         mxu: Side of the systolic array.
@@ -43,6 +44,7 @@ class Chip:
     hbm_bytes: int
     vmem_bytes: int
     scoped_vmem_bytes: int
+    chip_config: str | None = None
 
     def peak_tflops(self, dtype: str) -> float:
         """Peak for matmuls with operands of `dtype`. Float32 operands take several bfloat16 passes."""
@@ -67,7 +69,7 @@ _CHIPS = (
     Chip(
         name="v4", device_kind="TPU v4", topology="v4:2x2x1", clock_ghz=1.05, cores=2, mxu=128,
         tflops={"bfloat16": 275.0}, hbm_gbps=1228.0, hbm_bytes=32 * GIB,
-        vmem_bytes=16 * MIB, scoped_vmem_bytes=16 * MIB,
+        vmem_bytes=16 * MIB, scoped_vmem_bytes=16 * MIB, chip_config="megacore",
     ),
     Chip(
         name="v5e", device_kind="TPU v5 lite", topology="v5e:2x2", clock_ghz=1.5, cores=1, mxu=128,

@@ -33,7 +33,8 @@ def warm_up() -> dict[str, str]:
 
 def target_device(chip: Chip) -> jax.Device:
     """One device of a topology that exists only in the compiler."""
-    return topologies.get_topology_desc(platform="tpu", topology_name=chip.topology).devices[0]
+    options = {"chip_config_name": chip.chip_config} if chip.chip_config else {}
+    return topologies.get_topology_desc(platform="tpu", topology_name=chip.topology, **options).devices[0]
 
 
 def compile_for(

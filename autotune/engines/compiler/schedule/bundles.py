@@ -20,6 +20,8 @@ _TARGET = re.compile(r"target = \$region(\d+)")
 _CALLED = re.compile(r"/\* %?(?P<name>\S+)")
 _MXU = re.compile(r"(?:%\S+ = )?(v(?:matmul|matpush|matprep|pop|dwg)\S*)\.mxu(\d)")
 
+CORE_ID = "core_id"  # a load that the listing's comment says reads which of the device's cores this is
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Predicate:
@@ -111,6 +113,8 @@ def _parse_instruction(dest: str | None, opcode: str, rest: str) -> Instruction:
     if opcode == "inlined_call":
         called = _CALLED.search(rest)
         return Instruction(None, opcode, (called["name"] if called else "",))
+    if opcode == "sld" and "/* core id */" in rest:
+        opcode = CORE_ID
     rest = _COMMENT.sub("", rest)
     predicate = None
     if match := _PREDICATE.search(rest):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from autotune.chips import Chip
-from autotune.engines.compiler.schedule.memory import GRANULE_BYTES, Memory
+from autotune.engines.compiler.schedule.memory import Memory
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,14 +16,16 @@ class Core:
         delay_slots: Bundles that still issue after a branch; read off the listings' loop ends.
         cycles_per_push: Cycles one matrix multiply instruction occupies its MXU: the rows of one packed
             register (16) over the rows the array takes a cycle (1 where it is 128 wide, 2 where 256).
+        granule_bytes: The unit of a DMA's size; follows from any block whose size is known.
     """
 
     delay_slots: int
     cycles_per_push: int
+    granule_bytes: int = 32
 
 
 CORES = {
-    "v4": Core(delay_slots=1, cycles_per_push=16),
+    "v4": Core(delay_slots=1, cycles_per_push=16, granule_bytes=512),
     "v5e": Core(delay_slots=4, cycles_per_push=16),
     "v5p": Core(delay_slots=1, cycles_per_push=16),
     "v6e": Core(delay_slots=4, cycles_per_push=8),
@@ -39,9 +41,11 @@ DMA_LATENCY_NS = 500.0
 
 def new_memory(chip: Chip) -> Memory:
     """HBM as one of the chip's cores sees it; cores of one device share the bandwidth evenly."""
+    granule = CORES[chip.name].granule_bytes
     bytes_per_cycle = chip.hbm_gbps / chip.cores / chip.clock_ghz
     return Memory(
-        read_cycles=GRANULE_BYTES / (bytes_per_cycle * READ_EFFICIENCY),
-        write_cycles=GRANULE_BYTES / (bytes_per_cycle * WRITE_EFFICIENCY),
+        granule_bytes=granule,
+        read_cycles=granule / (bytes_per_cycle * READ_EFFICIENCY),
+        write_cycles=granule / (bytes_per_cycle * WRITE_EFFICIENCY),
         latency=DMA_LATENCY_NS * chip.clock_ghz,
     )

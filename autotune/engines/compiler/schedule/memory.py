@@ -6,8 +6,6 @@ from collections import defaultdict, deque
 
 from autotune.engines.compiler.schedule.scalar import UnresolvedError
 
-GRANULE_BYTES = 32  # the unit of a DMA's size in the listings of every generation tried
-
 
 class Memory:
     """One core's view of HBM: transfers share one pipe in the order of their issue.
@@ -16,12 +14,14 @@ class Memory:
     several in flight hide each other's latency, as double buffering intends.
 
     Args:
+        granule_bytes: The unit of a transfer's size in the listings.
         read_cycles: Cycles to move one granule from HBM.
         write_cycles: Cycles to move one granule to HBM.
         latency: Cycles from the end of a transfer to its semaphore's signal.
     """
 
-    def __init__(self, read_cycles: float, write_cycles: float, latency: float) -> None:
+    def __init__(self, granule_bytes: int, read_cycles: float, write_cycles: float, latency: float) -> None:
+        self._granule_bytes = granule_bytes
         self._read_cycles = read_cycles
         self._write_cycles = write_cycles
         self._latency = latency
@@ -46,7 +46,7 @@ class Memory:
 
     def _transfer(self, now: float, granules: int, semaphore: int, cycles: float) -> None:
         self._pipe_free = max(self._pipe_free, now) + cycles
-        self.hbm_bytes += granules * GRANULE_BYTES
+        self.hbm_bytes += granules * self._granule_bytes
         self.busy_cycles += cycles
         self._signal(self._pipe_free + self._latency, granules, semaphore)
 

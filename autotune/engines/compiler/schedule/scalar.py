@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from autotune.engines.compiler.schedule.bundles import Instruction
+from autotune.engines.compiler.schedule.bundles import CORE_ID, Instruction
 
 _ALLOCATION = re.compile(r"#allocation(\d+)(?:_spill)?(?: \+ (?P<offset>[^\]]+))?\]*$")
 _ADDRESS_SPACE = 1 << 20  # keeps allocations apart; no kernel has a semaphore or SMEM array as large
@@ -100,7 +100,7 @@ def expression(instruction: Instruction) -> str | None:
         return "0"
     if base == "sld":
         return smem_cell(instruction.operands[0]) or "UNKNOWN"
-    if base in ("spop", "spopv"):
+    if opcode == CORE_ID:
         return "core"
     return None if instruction.dest is None else "UNKNOWN"
 

@@ -1,0 +1,180 @@
+"""The compiler engine with the real TPU compiler: times, refusals, and workers that die."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+from rough_kernels import RoughKernel, RoughProblem
+
+from autotune.chips import CHIPS, get_chip
+from autotune.engines import Task, open_engine
+from autotune.engines._pool import WorkerPool
+from autotune.engines.compiler.support import why_unsupported
+from autotune.errors import UnavailableError, UsageError
+from autotune.kernel import get_kernel
+from autotune.outcome import Source, Status
+
+needs_compiler = pytest.mark.skipif(why_unsupported() is not None, reason=why_unsupported() or "")
+pytestmark = needs_compiler
+
+
+def matmul_task(target: str, **fields):
+    kernel = get_kernel("matmul")
+    problem = kernel.problems[kernel.default_problem].replace(fields)
+    return Task(kernel, problem, get_chip(target))
+
+
+def blocks(task, block_m, block_n, block_k):
+    space = task.kernel.space(task.problem, task.chip)
+    return space.parse({"block_m": block_m, "block_n": block_n, "block_k": block_k})
+
+
+@pytest.fixture(scope="module")
+def rough():
+    task = Task(RoughKernel(), RoughProblem(n=2048), get_chip("v5e"))
+    with open_engine("compiler", task, jobs=2, timeout_s=60) as engine:
+        yield engine
+
+
+@pytest.mark.parametrize("target", list(CHIPS))
+def test_every_target_gives_a_schedule_near_the_roofline(target):
+    task = matmul_task(target, m=4096, n=4096, k=4096, dtype="bfloat16")
+    with open_engine("compiler", task, jobs=1, timeout_s=120) as engine:
+        large = engine.evaluate(blocks(task, 1024, 1024, 512)).result()
+        small = engine.evaluate(blocks(task, 128, 128, 128)).result()
+    assert large.status is Status.OK, large.message
+    assert large.source is Source.SCHEDULE, large.message
+    assert not large.measured
+    roofline = task.kernel.cost(task.problem).roofline_ms(task.chip)
+    assert roofline <= large.compute_ms <= 1.3 * roofline
+    assert max(large.compute_ms, large.memory_ms) <= large.time_ms
+    assert small.time_ms > 3 * large.time_ms
+    assert large.provenance["target"] == target
+
+
+def test_traffic_is_exactly_what_the_grid_fetches():
+    task = matmul_task("v5e", m=2048, n=1024, k=1536, dtype="bfloat16")
+    with open_engine("compiler", task, jobs=1, timeout_s=120) as engine:
+        outcome = engine.evaluate(blocks(task, 512, 256, 512)).result()
+    grid_m, grid_n = 2048 // 512, 1024 // 256
+    x_bytes, y_bytes, out_bytes = 2048 * 1536 * 2, 1536 * 1024 * 2, 2048 * 1024 * 2
+    assert outcome.hbm_bytes == x_bytes * grid_n + y_bytes * grid_m + out_bytes
+
+
+def test_the_xla_baseline_is_predicted_by_the_same_rules():
+    task = matmul_task("v5e", m=8192, n=8192, k=8192, dtype="bfloat16")
+    with open_engine("compiler", task, jobs=1, timeout_s=120) as engine:
+        outcome = engine.evaluate_reference().result()
+    assert outcome.source is Source.SCHEDULE
+    # The Pallas tutorial's printed time for XLA on a v5e, dispatch included, is 6.05 ms.
+    assert outcome.time_ms == pytest.approx(6.05, rel=0.06)
+
+
+@pytest.mark.parametrize(
+    ("deed", "status", "words"),
+    [
+        ("work", Status.OK, ""),
+        ("raise", Status.LOWERING_ERROR, "never works"),
+        ("unlowerable", Status.LOWERING_ERROR, "sort"),
+        ("vmem", Status.VMEM_OOM, "vmem"),
+        ("hbm", Status.HBM_OOM, "HBM"),
+        ("kill", Status.CRASH, "SIGKILL"),
+        ("abort", Status.CRASH, "SIGABRT"),
+    ],
+)
+def test_whatever_a_config_does_has_a_type(rough, deed, status, words):
+    outcome = rough.evaluate({"deed": deed}).result()
+    assert outcome.status is status, outcome.message
+    assert words in outcome.message
+    assert (outcome.time_ms is not None) == (status is Status.OK)
+
+
+def test_a_schedule_that_depends_on_data_is_said_to_be_analytic(rough):
+    outcome = rough.evaluate({"deed": "loop_on_data"}).result()
+    assert outcome.status is Status.OK
+    assert outcome.source is Source.ANALYTIC
+    assert "only a run would load" in outcome.message
+
+
+def test_a_hang_costs_its_own_trial_and_no_more_than_the_limit():
+    task = Task(RoughKernel(), RoughProblem(), get_chip("v5e"))
+    with open_engine("compiler", task, jobs=1, timeout_s=60) as engine:
+        assert engine.evaluate({"deed": "work"}).result().ok  # the worker is warm
+        engine.timeout_s = 3
+        started = time.monotonic()
+        hung = engine.evaluate({"deed": "hang"}).result()
+        assert hung.status is Status.TIMEOUT
+        assert time.monotonic() - started < 4
+        engine.timeout_s = 60
+        assert engine.evaluate({"deed": "work"}).result().ok
+
+
+def test_closing_ends_every_process_at_once():
+    task = Task(RoughKernel(), RoughProblem(), get_chip("v5e"))
+    engine = open_engine("compiler", task, jobs=2, timeout_s=600)
+    pending = [engine.evaluate({"deed": "hang"}) for _ in range(4)]
+    time.sleep(2)
+    started = time.monotonic()
+    engine.close()
+    assert time.monotonic() - started < 5
+    assert {future.result(timeout=5).status for future in pending} == {Status.CRASH}
+
+
+def test_workers_end_with_a_parent_that_was_killed(tmp_path):
+    script = (
+        "import sys, time\n"
+        "from autotune.engines._pool import WorkerPool\n"
+        "pool = WorkerPool(1, warm_up='os:getpid', environment={})\n"
+        "print(pool.start().result(), flush=True)\n"
+        "pool.submit('time:sleep', {}, timeout_s=600)\n"
+        "time.sleep(600)\n"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    worker = int(parent.stdout.readline())
+    parent.kill()
+    parent.wait()
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline and os.path.exists(f"/proc/{worker}"):
+        time.sleep(0.1)
+    assert not os.path.exists(f"/proc/{worker}")
+
+
+def test_a_pool_runs_jobs_in_separate_processes():
+    pool = WorkerPool(2, warm_up="os:getpid", environment={})
+    try:
+        pids = {pool.submit("os:getpid", {}, timeout_s=30).result() for _ in range(4)}
+    finally:
+        pool.close()
+    assert os.getpid() not in pids
+
+
+def test_where_libtpu_does_not_load_the_ranking_is_analytic_and_says_so(monkeypatch, tmp_path):
+    broken = tmp_path / "libtpu.so"
+    broken.write_bytes(b"not a library")
+    monkeypatch.setenv("TPU_LIBRARY_PATH", str(broken))
+    task = matmul_task("v5e", m=512, n=512, k=512, dtype="bfloat16")
+    with open_engine("auto", task, jobs=1, timeout_s=60) as engine:
+        assert "no TPU compiler" in engine.notice
+        assert "\n" not in engine.notice
+        config = blocks(task, 256, 256, 256)
+        outcome = engine.evaluate(config).result()
+        assert outcome.source is Source.ANALYTIC
+        assert engine.validate(config).result().ok
+
+
+def test_on_other_machines_the_reason_is_one_line(monkeypatch):
+    monkeypatch.setattr("sys.platform", "darwin")
+    monkeypatch.setattr("platform.machine", lambda: "arm64")
+    assert "Linux on x86-64" in why_unsupported()
+
+
+def test_engines_that_are_not_there_are_named():
+    task = Task(RoughKernel(), RoughProblem(), get_chip("v5e"))
+    with pytest.raises(UsageError, match="auto, compiler or device"):
+        open_engine("gpu", task, jobs=1, timeout_s=1)
+    with pytest.raises(UnavailableError, match="--engine compiler"):
+        open_engine("device", task, jobs=1, timeout_s=1)
