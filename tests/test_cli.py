@@ -169,7 +169,7 @@ def test_the_same_command_goes_on_where_it_was(fake_engine, capfd):
 def test_predict_gives_one_object_a_config_in_order(fake_engine, project, capfd):
     opened = fake_engine()
     (project / "configs.csv").write_text(
-        "bm,bn,mode,m,note\n512,512,b,,first\n0,512,a,,bad\n1024,512,,,\n128,128,c,8192,other problem\n512,512,b,,again\n"
+        "bm,bn,mode,m,note\n512,512,b,,first\n0,512,a,,bad\n1024,512,,,\n128,128,c,8192,larger\n512,512,b,,again\n"
     )
     assert main(["predict", "toy", "--target", "v5e", "--configs", "configs.csv", "--json"]) == 0
     document = json.loads(capfd.readouterr().out)
@@ -260,6 +260,29 @@ def test_presets_list_show_and_check(fake_engine, project, capfd, monkeypatch):
     path.write_text(path.read_text().replace('"block_m": ', '"block_m": 7'))
     assert main(["presets", "check", "--results", "results"]) == 1
     assert "must divide m" in capfd.readouterr().out
+
+
+def test_doctor_says_what_is_here_and_what_is_missing(capfd, monkeypatch):
+    code = main(["doctor", "--json"])
+    document = json.loads(capfd.readouterr().out)
+    findings = {finding["name"]: finding for finding in document["findings"]}
+    assert {"python", "cores", "memory", "jax", "kernels", "kernel toy", "TPU compiler"} <= set(findings)
+    assert code == (0 if document["ok"] else 1)
+    monkeypatch.setattr("platform.machine", lambda: "arm64")
+    assert main(["doctor"]) == 1
+    (line,) = [line for line in capfd.readouterr().out.splitlines() if "TPU compiler" in line]
+    assert line.startswith("MISSING")
+    assert "x86-64" in line
+
+
+def test_doctor_knows_another_projects_kernels_package(tmp_path, command):
+    other = tmp_path / "other" / "kernels"
+    other.mkdir(parents=True)
+    (other / "__init__.py").write_text("")
+    script = f"import sys; sys.path.insert(0, {str(other.parent)!r}); from autotune.cli import main; main(['doctor'])"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    (line,) = [line for line in done.stdout.splitlines() if " kernels " in line]
+    assert "another project's: pip uninstall kernels" in line
 
 
 def test_ctrl_c_in_a_terminal_finishes_with_what_is_known(toy_package, project):

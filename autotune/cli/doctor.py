@@ -24,7 +24,7 @@ NEEDED = ("jax", "jaxlib", "optuna", "numpy", "pandas", "rich", "filelock")
 
 def run(arguments: argparse.Namespace) -> int:
     with reserved_stdout(arguments.json):
-        findings = [*_facts(), *((f.name, f.ok, f.detail) for f in support.diagnose())]
+        findings = [*_facts(), _compiler()]
     healthy = all(ok for _, ok, _ in findings)
     if arguments.json:
         document: list[dict[str, Any]] = [{"name": name, "ok": ok, "detail": text} for name, ok, text in findings]
@@ -56,6 +56,13 @@ def _facts() -> Iterator[tuple[str, bool, str]]:
             yield f"kernel {name}", True, "loads"
         except AutotuneError as error:
             yield f"kernel {name}", False, str(error)
+
+
+def _compiler() -> tuple[str, bool, str]:
+    """Whether the TPU compiler can be here; nothing is loaded for it."""
+    if reason := support.why_unsupported():
+        return "TPU compiler", False, f"{reason}; configs are ranked by arithmetic alone"
+    return "TPU compiler", True, f"libtpu {support.versions().get('libtpu', 'at TPU_LIBRARY_PATH')}"
 
 
 def _kernels_package() -> tuple[str, bool, str]:
