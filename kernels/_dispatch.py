@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 
+from autotune.chips import CHIPS
 from autotune.outcome import Config
 from autotune.problem import Problem
 
@@ -15,16 +16,12 @@ def choose_config(kernel: str, problem: Problem, config: Config | None, heuristi
     """The caller's config, or the preset for `problem` on the attached TPU, or the heuristic one."""
     if config is not None:
         return config
-    device = jax.devices()[0]
-    if device.platform == "tpu":
-        try:
-            from autotune import presets
-        except ImportError:
-            return heuristic()
-        found = presets.lookup(kernel, problem, device_kind=device.device_kind)
-        if found is not None:
-            return found
-    return heuristic()
+    kind = jax.devices()[0].device_kind
+    if kind not in {chip.device_kind for chip in CHIPS.values()}:
+        return heuristic()  # Elsewhere only a caller who forces the kernel to run needs a config.
+    from autotune import presets
+
+    return presets.lookup(kernel, problem, device_kind=kind)
 
 
 def run(kernel: Callable[..., jax.Array], reference: Callable[..., jax.Array], interpret: Any, *args: jax.Array):

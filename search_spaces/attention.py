@@ -14,7 +14,6 @@ from kernels.attention import cost as model
 from kernels.attention.problem import PROBLEMS, AttentionProblem
 from search_spaces._common import (
     LANES,
-    PRACTICAL,
     block_candidates,
     block_constraint,
     sublanes,
@@ -26,6 +25,8 @@ from search_spaces._common import (
 if TYPE_CHECKING:
     import jax
 
+# Larger blocks are legal, but their unrolled code takes the compiler half a minute and gains nothing.
+LARGEST_BLOCK, LARGEST_PART = 2048, 1024
 LARGE = 1 << 24  # scores per head from which validation runs fewer heads, to keep the reference's memory small
 
 
@@ -40,11 +41,11 @@ class AttentionKernel(Kernel):
 
     def space(self, problem: AttentionProblem, chip: Chip) -> Space:
         rows = sublanes(problem.dtype)
-        block_kv = block_candidates(problem.kv_len, LANES, largest=PRACTICAL)
+        block_kv = block_candidates(problem.kv_len, LANES, largest=LARGEST_BLOCK)
         # Each divides some block_kv; which one, the constraint below says.
         compute = sorted({part for block in block_kv for part in _parts(block)})
         params = [
-            Param("block_q", block_candidates(problem.q_len, rows, largest=PRACTICAL), "queries per block"),
+            Param("block_q", block_candidates(problem.q_len, rows, largest=LARGEST_BLOCK), "queries per block"),
             Param("block_kv", block_kv, "keys fetched per grid step"),
             Param("block_kv_compute", tuple(compute), "keys per step of the online softmax"),
             vmem_param(chip),
@@ -136,5 +137,6 @@ def _two_blocks(size: int, block: int) -> int:
 
 
 def _parts(block: int) -> set[int]:
-    """Aligned parts that divide a block of keys, none so small that the statistics outweigh the scores."""
-    return {block} | {part for part in range(LANES, block, LANES) if block % part == 0}
+    """Aligned parts of a block of keys that divide it; the whole of one that has none, or is short."""
+    parts = {part for part in range(LANES, min(block, LARGEST_PART) + 1, LANES) if block % part == 0}
+    return parts or {block}
