@@ -22,7 +22,7 @@ from autotune.space import config_key
 _T = TypeVar("_T")
 _POLL_S = 0.2
 # What an interrupted run may still take to validate its best and to time the reference.
-INTERRUPTED_GRACE_S = 60.0
+INTERRUPTED_GRACE_S = 120.0
 REFERENCE = "xla"
 
 
@@ -52,6 +52,7 @@ class TuneResult:
         counts: Number of trials by status.
         best: The fastest config that validation passed; None where there is none.
         baselines: Outcome of each baseline; None where it was not reached.
+        unvalidated: The fastest config, where the run was ended before its validation was.
         rejected: Configs that were fast enough to be validated and were refused.
         seconds: Wall time of this run.
         stopped_because: Why the search ended.
@@ -65,6 +66,7 @@ class TuneResult:
     counts: Mapping[str, int]
     best: TrialRecord | None
     baselines: Mapping[str, Outcome | None]
+    unvalidated: TrialRecord | None
     rejected: tuple[TrialRecord, ...]
     seconds: float
     stopped_because: StopReason
@@ -175,6 +177,7 @@ def tune(task: Task, engine: Engine, settings: SearchSettings, observer: Observe
             **{name: outcomes.get(config_key(config)) for name, config in baselines.items()},
             REFERENCE: study.reference,
         },
+        unvalidated=next(iter(fastest_first(records)), None) if best is None else None,
         rejected=tuple(r for r in records if r.outcome.ok and r.status is not Status.OK),
         seconds=time.monotonic() - started,
         stopped_because=reason,

@@ -291,6 +291,7 @@ def test_a_second_ctrl_c_keeps_nothing_that_was_not_validated(tmp_path):
     result = search(tmp_path, FakeEngine(), Interrupts(), trials=50)
     assert result.stopped_because is StopReason.INTERRUPTED
     assert result.best is None
+    assert result.unvalidated.outcome.ok
     assert not (tmp_path / "presets").exists()
 
 

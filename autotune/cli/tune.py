@@ -82,7 +82,7 @@ def _show(result: TuneResult) -> None:
     )
     out.print(_table(result))
     if result.best is None:
-        out.print("No config was shown right: nothing is kept.")
+        out.print(_why_nothing(result), soft_wrap=True)
         return
     best, target = result.best, result.task.chip.name
     for label, text in _facts(result):
@@ -93,6 +93,16 @@ def _show(result: TuneResult) -> None:
         f'In training code: presets.lookup("{result.task.kernel.name}", {result.task.problem.to_dict()}, '
         f'device_kind="{result.task.chip.device_kind}")',
         soft_wrap=True,
+    )
+
+
+def _why_nothing(result: TuneResult) -> str:
+    if (fastest := result.unvalidated) is None:
+        return "No config works and was shown right: nothing is kept."
+    time = render.milliseconds(fastest.outcome.time_ms)
+    return (
+        f"The fastest, {format_config(fastest.config)} at {time}, was not validated yet, so nothing is kept: "
+        "the same command goes on."
     )
 
 
