@@ -108,9 +108,10 @@ class AttentionKernel(Kernel):
         group = min(2, problem.heads // problem.kv_heads)
         small = problem.replace({"batch": 1, "heads": group, "kv_heads": 1})
         exact = _shrunk(small, block_q, block_kv)
-        ragged = small.replace({"q_len": block_q + uneven(block_q), "kv_len": block_kv + uneven(block_kv)})
-        if problem.causal and ragged.q_len > ragged.kv_len:
-            ragged = ragged.replace({"kv_len": ragged.q_len + uneven(block_kv)})
+        q_len, kv_len = block_q + uneven(block_q), block_kv + uneven(block_kv)
+        if problem.causal and q_len > kv_len:
+            kv_len = -(-q_len // block_kv) * block_kv + uneven(block_kv)
+        ragged = small.replace({"q_len": q_len, "kv_len": kv_len})
         if problem.batch * problem.kv_heads > 1 and ragged.q_len * ragged.kv_len <= LARGE:
             ragged = ragged.replace({"heads": 2 * group, "kv_heads": 2})  # so that mixed-up heads show
         return list(dict.fromkeys([exact, ragged]))
