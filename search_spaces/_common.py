@@ -20,17 +20,17 @@ def block_candidates(size: int, align: int, *, smallest: int = LANES, largest: i
     """Blocks worth trying along a dimension of `size`, ascending.
 
     Aligned divisors and the whole dimension. A length with few of them (a vocabulary, an odd sequence) gets
-    aligned blocks that do not divide it as well: about 1, 1.5, 2, 3, 4, 6… times `smallest`, each trimmed
+    aligned blocks that do not divide it as well: about 1, 2, 3, 4, 6, 8… times `smallest`, each trimmed
     to leave the least of its last block empty.
     """
     top = min(size, largest or size)
     found = {block for block in aligned_divisors(size, align, smallest=smallest) if block <= top}
     if sum(block <= PRACTICAL for block in found) < FEW:
-        wished = (smallest * factor << doubling for doubling in range(8) for factor in (2, 3))
+        wished = [smallest, *(smallest * factor << doubling for doubling in range(8) for factor in (2, 3))]
         for wish in wished:
             if wish <= min(top, PRACTICAL):
-                block = _round_up(-(-size // -(-size // wish)), align)
-                found |= {block} if smallest <= block <= top else set()
+                trimmed = max(smallest, _round_up(-(-size // -(-size // wish)), align))
+                found |= {trimmed} if trimmed <= top else set()
     return tuple(sorted(found)) or (top,)
 
 

@@ -48,6 +48,7 @@ class AttentionKernel(Kernel):
             Param("block_q", block_candidates(problem.q_len, rows, largest=LARGEST_BLOCK), "queries per block"),
             Param("block_kv", block_kv, "keys fetched per grid step"),
             Param("block_kv_compute", tuple(compute), "keys per step of the online softmax"),
+            Param("row_sum", ("vpu", "mxu"), "the unit that sums the softmax's denominators", "vpu"),
             vmem_param(chip),
         ]
         constraints = [

@@ -41,14 +41,15 @@ def plain(q, k, v, causal: bool) -> np.ndarray:
     block_q=st.sampled_from([32, 128]),
     block_kv=st.sampled_from([128, 256]),
     causal=st.booleans(),
+    row_sum=st.sampled_from(["vpu", "mxu"]),
     dtype=st.sampled_from(["float32", "bfloat16"]),
 )
-@example(q_len=256, more=0, block_q=128, block_kv=128, causal=True, dtype="float32")  # the diagonal unrolled
-@example(q_len=70, more=200, block_q=16, block_kv=256, causal=True, dtype="float32")  # too many cuts to unroll
-@example(q_len=150, more=0, block_q=128, block_kv=256, causal=False, dtype="float32")  # an uneven last sub-block
-def test_any_shape_is_right_with_nan_memory(q_len, more, block_q, block_kv, causal, dtype):
+@example(q_len=256, more=0, block_q=128, block_kv=128, causal=True, row_sum="mxu", dtype="float32")
+@example(q_len=70, more=200, block_q=16, block_kv=256, causal=True, row_sum="vpu", dtype="float32")
+@example(q_len=150, more=0, block_q=128, block_kv=256, causal=False, row_sum="mxu", dtype="float32")
+def test_any_shape_is_right_with_nan_memory(q_len, more, block_q, block_kv, causal, row_sum, dtype):
     q, k, v = arrays(q_len, q_len + more, dtype=dtype)
-    config = {"block_q": block_q, "block_kv": block_kv, "block_kv_compute": 128}
+    config = {"block_q": block_q, "block_kv": block_kv, "block_kv_compute": 128, "row_sum": row_sum}
     got = np.asarray(attention(q, k, v, causal=causal, config=config, interpret=NAN_MEMORY), np.float64)
     np.testing.assert_allclose(got, plain(q, k, v, causal), atol=2e-5 if dtype == "float32" else 3e-2)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 from autotune.chips import Chip
@@ -43,7 +45,8 @@ def estimate_ms(problem: AttentionProblem, config: Config, chip: Chip) -> float:
     kv_dma = dma_s(2 * blocks.block_kv * problem.head_dim * item, chip)
     q_dma = dma_s(2 * blocks.block_q * problem.head_dim * item, chip)  # fetched once, stored once
 
-    full = _work_s(problem, blocks, chip, blocks.block_q, blocks.block_kv, masked=False)
+    work = functools.partial(_work_s, problem, blocks, chip, _ones(problem, config))
+    full = work(blocks.block_q, blocks.block_kv, masked=False)
     head = 0.0
     cuts: dict[int, float] = {}
     for i in range(blocks.q_blocks):
@@ -56,35 +59,43 @@ def estimate_ms(problem: AttentionProblem, config: Config, chip: Chip) -> float:
         for j in range(clear, last + 1):
             shift = blocks.shift(i, j)
             if shift not in cuts:
-                cuts[shift] = step_s(_cut_s(problem, blocks, chip, shift), kv_dma)
+                cuts[shift] = step_s(_cut_s(work, blocks, shift), kv_dma)
             head += cuts[shift]
         head += q_dma / 2
     heads = problem.batch * problem.heads
     return 1e3 * (cdiv(heads, chip.cores) * head + kv_dma + q_dma)
 
 
-def _work_s(problem: AttentionProblem, blocks: Blocks, chip: Chip, rows: int, columns: int, *, masked: bool) -> float:
+def _ones(problem: AttentionProblem, config: Config) -> int:
+    """Columns of ones beside v that sum the weights on the MXU."""
+    return LANES - problem.head_dim % LANES if config.get("row_sum", "vpu") == "mxu" else 0
+
+
+def _work_s(
+    problem: AttentionProblem, blocks: Blocks, chip: Chip, ones: int, rows: int, columns: int, *, masked: bool
+) -> float:
     """Seconds of compute for `rows` × `columns` scores, in sub-blocks. MXU and vector unit overlap within them."""
     width = min(columns, blocks.block_kv_compute)
     pieces = columns / width
     dim = round_up(problem.head_dim, LANES)
     mxu = mxu_s(rows, width, problem.head_dim, problem.dtype, chip)
-    mxu += mxu_s(rows, problem.head_dim, width, problem.dtype, chip)
+    mxu += mxu_s(rows, problem.head_dim + ones, width, problem.dtype, chip)
     scores = rows * round_up(width, LANES)
-    vpu = vpu_s((SOFTMAX_OPERATIONS + (MASK_OPERATIONS if masked else 0.0)) * scores, chip)
+    operations = SOFTMAX_OPERATIONS - (1.0 if ones else 0.0) + (MASK_OPERATIONS if masked else 0.0)
+    vpu = vpu_s(operations * scores, chip)
     vpu += vpu_s(rows * (STATISTIC_OPERATIONS * LANES + 2 * dim), chip)
     exponent = vpu_s(scores + rows * LANES, chip, slots=1)
     return pieces * (max(mxu, vpu, exponent) + 0.35 * min(mxu, vpu))
 
 
-def _cut_s(problem: AttentionProblem, blocks: Blocks, chip: Chip, shift: int) -> float:
+def _cut_s(work: Callable[..., float], blocks: Blocks, shift: int) -> float:
     """Compute of a block that the diagonal cuts; rows that see nothing of a sub-block are left out if unrolled."""
     unrolled, total = bool(blocks.diagonals()), 0.0
     for start in range(0, blocks.block_kv, blocks.block_kv_compute):
         first = max(0, start - shift)
         if first < blocks.block_q:
             rows = blocks.block_q - (first if unrolled else 0)
-            total += _work_s(problem, blocks, chip, rows, blocks.block_kv_compute, masked=True)
+            total += work(rows, blocks.block_kv_compute, masked=True)
     return total
 
 
@@ -96,7 +107,8 @@ def vmem_lower_bound(problem: AttentionProblem, config: Config) -> int:
     q_buffers = 1 if heads == 1 and blocks.q_blocks == 1 else 2
     kv_buffers = 1 if problem.batch * problem.kv_heads == 1 and blocks.kv_blocks == 1 else 2
     pipelined = 2 * q_buffers * blocks.block_q * dim + 2 * kv_buffers * blocks.block_kv * dim
-    scratch = blocks.block_q * (dim * item + 4 * dim + 2 * 4 * LANES)
+    ones = _ones(problem, config)
+    scratch = blocks.block_q * (dim * item + 4 * (dim + ones) + 4 * LANES * (1 if ones else 2))
     return pipelined * item + scratch
 
 

@@ -34,6 +34,7 @@ def attention_pallas(
     block_q: int,
     block_kv: int,
     block_kv_compute: int,
+    row_sum: str = "vpu",
     vmem_limit_mib: int | None = None,
     interpret: Any = False,
 ) -> jax.Array:
@@ -47,6 +48,8 @@ def attention_pallas(
         block_q: Queries per block: the whole q_len or a multiple of 8 (float32) or 16 (bfloat16).
         block_kv: Keys fetched per grid step: the whole kv_len or a multiple of 128.
         block_kv_compute: Keys per softmax step: block_kv itself or a multiple of 128 that divides it.
+        row_sum: Where the softmax's denominators are summed: ``vpu``, by vector adds, or ``mxu``, as another 128
+            columns of ones beside v. The latter is free where the array is wider than head_dim.
         vmem_limit_mib: VMEM the compiler may use for the kernel, MiB; None is its default.
         interpret: Passed to `pallas_call`.
 
@@ -61,10 +64,11 @@ def attention_pallas(
         j = jnp.minimum(j, _last_kv(blocks, i))  # Above the diagonal it stays where it was: no fetch.
         return b, jax.lax.div(h, group), j, 0
 
+    ones = LANES - head_dim % LANES if row_sum == "mxu" else 0
     kv_spec = pl.BlockSpec((None, None, block_kv, head_dim), kv_index)
     q_spec = pl.BlockSpec((None, None, block_q, head_dim), lambda b, h, i, j: (b, h, i, 0))
     return pl.pallas_call(
-        functools.partial(_attention_kernel, blocks=blocks, scale=head_dim**-0.5 * math.log2(math.e)),
+        functools.partial(_attention_kernel, blocks=blocks, ones=ones, scale=head_dim**-0.5 * math.log2(math.e)),
         out_shape=jax.ShapeDtypeStruct(q.shape, q.dtype),
         grid=(batch, heads, blocks.q_blocks, blocks.kv_blocks),
         in_specs=[q_spec, kv_spec, kv_spec],
@@ -72,8 +76,8 @@ def attention_pallas(
         scratch_shapes=[
             pltpu.VMEM((block_q, head_dim), q.dtype),  # q times the scale
             pltpu.VMEM((block_q, LANES), jnp.float32),  # each row's maximum so far, in every lane
-            pltpu.VMEM((block_q, LANES), jnp.float32),  # each row's sum so far, spread over the lanes
-            pltpu.VMEM((block_q, head_dim), jnp.float32),  # the weighted values so far
+            pltpu.VMEM((block_q, head_dim + ones), jnp.float32),  # the weighted values so far, then their weight
+            *([] if ones else [pltpu.VMEM((block_q, LANES), jnp.float32)]),  # their weight, spread over the lanes
         ],
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("parallel", "parallel", "parallel", "arbitrary"),
@@ -90,19 +94,20 @@ def _last_kv(blocks: Blocks, i):
     return jnp.minimum(jax.lax.div(blocks.last_key(i), blocks.block_kv), last) if blocks.causal else last
 
 
-def _attention_kernel(q_ref, k_ref, v_ref, out_ref, *state, blocks: Blocks, scale: float) -> None:
+def _attention_kernel(q_ref, k_ref, v_ref, out_ref, *state, blocks: Blocks, ones: int, scale: float) -> None:
     """One grid step: all rows of a q block against one kv block."""
-    q_scaled, row_max, row_sum, acc = state
+    q_scaled, row_max, acc, *row_sum = state
+    head_dim = out_ref.shape[1]
     i, j = pl.program_id(2), pl.program_id(3)
 
     @pl.when(j == 0)
     def _():
         q_scaled[...] = (q_ref[...].astype(jnp.float32) * scale).astype(q_scaled.dtype)
         row_max[...] = jnp.full_like(row_max, MASKED)
-        row_sum[...] = jnp.zeros_like(row_sum)
-        acc[...] = jnp.zeros_like(acc)
+        for sums in (acc, *row_sum):
+            sums[...] = jnp.zeros_like(sums)
 
-    update = functools.partial(_update, k_ref, v_ref, state)
+    update = functools.partial(_update, k_ref, v_ref, state, ones)
     if blocks.causal:
         _causal_step(update, blocks, i, j)
     else:
@@ -110,8 +115,8 @@ def _attention_kernel(q_ref, k_ref, v_ref, out_ref, *state, blocks: Blocks, scal
 
     @pl.when(j == _last_kv(blocks, i))
     def _():
-        total = jnp.sum(row_sum[...], axis=1, keepdims=True)
-        out_ref[...] = (acc[...] / total).astype(out_ref.dtype)
+        total = acc[:, head_dim : head_dim + 1] if ones else jnp.sum(row_sum[0][...], axis=1, keepdims=True)
+        out_ref[...] = (acc[:, :head_dim] / total).astype(out_ref.dtype)
 
 
 def _full_step(update, blocks: Blocks, j) -> None:
@@ -160,7 +165,7 @@ def _causal_step(update, blocks: Blocks, i, j) -> None:
             pl.when(seen)(functools.partial(update, start, compute, shift=shift, valid=valid(start)))
 
 
-def _update(k_ref, v_ref, state, start: int, width: int, *, shift=None, valid=None) -> None:
+def _update(k_ref, v_ref, state, ones: int, start: int, width: int, *, shift=None, valid=None) -> None:
     """Takes the keys ``start … start + width`` of the kv block into the running softmax.
 
     Args:
@@ -168,7 +173,7 @@ def _update(k_ref, v_ref, state, start: int, width: int, *, shift=None, valid=No
             rows that see none of these keys.
         valid: How many of these keys exist (traced), or None for all.
     """
-    q_scaled, row_max, row_sum, acc = state
+    q_scaled, row_max, acc, *row_sum = state
     first, clear = _row_range(q_scaled.shape[0], start, width, shift)
     rows = slice(first, None)
     precision = jax.lax.Precision.HIGHEST if q_scaled.dtype == jnp.float32 else None
@@ -188,11 +193,14 @@ def _update(k_ref, v_ref, state, start: int, width: int, *, shift=None, valid=No
     weights = jnp.exp2(scores - _across(new_max, width))
     fade = jnp.exp2(old_max - new_max)
     row_max[rows, :] = new_max
-    row_sum[rows, :] = row_sum[rows, :] * fade + _lane_sums(weights)
+    for sums in row_sum:
+        sums[rows, :] = sums[rows, :] * fade + _lane_sums(weights)
 
     values = v_ref[start : start + width, :]
     if valid is not None:
         values = jnp.where(jax.lax.broadcasted_iota(jnp.int32, values.shape, 0) < valid, values, 0)
+    if ones:
+        values = jnp.concatenate([values, jnp.ones((width, ones), values.dtype)], axis=1)
     weighted = jnp.dot(weights.astype(values.dtype), values, precision=precision, preferred_element_type=jnp.float32)
     acc[rows, :] = acc[rows, :] * _across(fade, acc.shape[1]) + weighted
 
