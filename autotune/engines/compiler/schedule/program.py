@@ -17,6 +17,7 @@ from autotune.engines.compiler.schedule.core import Core
 from autotune.engines.compiler.schedule.memory import Memory
 from autotune.engines.compiler.schedule.mxu import block_stall
 from autotune.engines.compiler.schedule.scalar import (
+    HELPERS,
     Unknown,
     UnresolvedError,
     expression,
@@ -46,7 +47,11 @@ class Program:
 
     def __init__(self, bundles: Sequence[Bundle], core: Core, *, strict: bool = True) -> None:
         coder = _Coder(_split(bundles, core.delay_slots), core)
-        namespace: dict[str, object] = {"UNKNOWN": Unknown(strict)}
+        namespace: dict[str, object] = {
+            **HELPERS,
+            "UNKNOWN": Unknown("that only a run would load from memory", strict),
+            "unread": lambda opcode: Unknown(f"computed by {opcode}, which is not known here", strict),
+        }
         exec(compile(coder.source(), "<bundles>", "exec"), namespace)  # text written below, from numbers and names
         self._play: Callable[[Memory, int, float, Call], tuple[float, float, int]] = namespace["play"]  # type: ignore[assignment]
 
@@ -172,9 +177,9 @@ class _Coder:
             return [f"branch = {condition}"] if condition else []
         if effect := self._effect(offset, instruction):
             return [f"if {condition}: {effect}" if condition else effect]
-        expr = expression(instruction)
-        if instruction.dest is None or expr is None:
+        if instruction.dest is None:
             return []
+        expr = expression(instruction)
         feeds = self._feed(instruction.dest)
         if predicate is not None and predicate.old is not None:
             return [f"{instruction.dest} = ({expr}) if {condition} else {value(predicate.old)}", *feeds]

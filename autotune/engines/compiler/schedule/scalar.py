@@ -1,4 +1,4 @@
-"""The scalar unit's instructions as Python expressions, and values that only the run would know."""
+"""The scalar unit's instructions as Python expressions, and values that only a run would know."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from autotune.engines.compiler.schedule.bundles import CORE_ID, Instruction
 
 _ALLOCATION = re.compile(r"#allocation(\d+)(?:_spill)?(?: \+ (?P<offset>[^\]]+))?\]*$")
 _ADDRESS_SPACE = 1 << 20  # keeps allocations apart; no kernel has a semaphore or SMEM array as large
+_MASK = (1 << 32) - 1
+_SIGN = 1 << 31
 
 
 class UnresolvedError(Exception):
@@ -16,13 +18,15 @@ class UnresolvedError(Exception):
 
 
 class Unknown:
-    """A value read from memory at run time. Arithmetic keeps it unknown.
+    """A value that the schedule does not determine. Arithmetic keeps it unknown.
 
     Args:
+        origin: Where it came from, for the error.
         strict: Whether deciding on it raises; else it counts as false.
     """
 
-    def __init__(self, strict: bool = True) -> None:
+    def __init__(self, origin: str, strict: bool = True) -> None:
+        self._origin = origin
         self._strict = strict
 
     def _unknown(self, *_: Any) -> Unknown:
@@ -37,33 +41,58 @@ class Unknown:
 
     def __bool__(self) -> bool:
         if self._strict:
-            raise UnresolvedError("the schedule branches on a value that only a run would load from memory")
+            raise UnresolvedError(f"the schedule branches on a value {self._origin}")
         return False
 
 
+def wrap(number: Any) -> Any:
+    """The low 32 bits, signed: registers hold no more."""
+    return ((number + _SIGN) & _MASK) - _SIGN
+
+
+def smaller(first: Any, second: Any) -> Any:
+    """The smaller by unsigned comparison of operands already masked, which are then signed again."""
+    for operand in (first, second):
+        if isinstance(operand, Unknown):
+            return operand
+    return wrap(min(first, second))
+
+
+def larger(first: Any, second: Any) -> Any:
+    """The larger, like `smaller`."""
+    for operand in (first, second):
+        if isinstance(operand, Unknown):
+            return operand
+    return wrap(max(first, second))
+
+
+HELPERS = {"wrap": wrap, "smaller": smaller, "larger": larger}
+"""What the expressions call."""
+
 _BINARY = {
-    "sadd.s32": "+", "ssub.s32": "-", "smul.u32": "*", "smul.s32": "*",
-    "sand.u32": "&", "sor.u32": "|", "sxor.u32": "^", "sshll.u32": "<<", "sshrl.u32": ">>", "sshra.s32": ">>",
-    "por": "|", "pand": "&", "pxor": "^",
+    "sadd.s32": "{0} + {1}", "ssub.s32": "{0} - {1}",
+    "smul.u32": "wrap({0} * {1})", "smul.s32": "wrap({0} * {1})",
+    "sand.u32": "{0} & {1}", "sor.u32": "{0} | {1}", "sxor.u32": "{0} ^ {1}",
+    "sshll.u32": "wrap({0} << {1})", "sshrl.u32": f"({{0}} & {_MASK}) >> {{1}}", "sshra.s32": "{0} >> {1}",
+    "smin.s32": "smaller({0}, {1})", "smax.s32": "larger({0}, {1})",
+    "smin.u32": f"smaller({{0}} & {_MASK}, {{1}} & {_MASK})", "smax.u32": f"larger({{0}} & {_MASK}, {{1}} & {_MASK})",
+    "por": "{0} | {1}", "pand": "{0} & {1}", "pxor": "{0} ^ {1}",
+    "pnand": "({0} & {1}) ^ True", "pnor": "({0} | {1}) ^ True",
 }  # fmt: skip
 _COMPARE = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
-_CALLS = {"smax.s32": "max", "smin.s32": "min", "smax.u32": "max", "smin.u32": "min"}
 
 
 def value(operand: str) -> str:
     """An operand as a Python expression: a variable, a signed 32-bit constant or an allocation's address."""
-    if re.fullmatch(r"[sp]\d+", operand):
-        return operand
+    if match := re.match(r"%?([sp]\d+)\b|%([sp]\d+)_", operand):
+        return match[1] or match[2]
     if match := _ALLOCATION.search(operand):
         address = str(int(match[1]) * _ADDRESS_SPACE)
         return f"({address} + {value(match['offset'].lstrip('$'))})" if match["offset"] else address
     try:
-        number = int(operand, 0)
+        return str(wrap(int(operand, 0)))
     except ValueError:
-        if operand.startswith("%"):
-            return operand.lstrip("%").split("_")[0]
         return "UNKNOWN"
-    return str(number - (1 << 32) if number >= 1 << 31 else number)
 
 
 def smem_cell(address: str) -> str | None:
@@ -72,39 +101,34 @@ def smem_cell(address: str) -> str | None:
     return f"cell{match[1]}" if match else None
 
 
-def expression(instruction: Instruction) -> str | None:
-    """What the instruction computes; None where it computes nothing the control flow could need.
+def is_hbm(instruction: Instruction) -> bool:
+    """Whether the result is a pointer into HBM."""
+    return instruction.opcode in ("int_to_ptr.hbm", "scalar_lea.hbm", "inlined_call_operand.hbm")
 
-    Raises:
-        UnresolvedError: For an instruction with a result that is not known here.
-    """
+
+def expression(instruction: Instruction) -> str:
+    """What the instruction's result is, in Python; an unknown value where that is not known here."""
     opcode, operands = instruction.opcode, [value(operand) for operand in instruction.operands]
-    base = opcode.split(".")[0]
+    base, _, kind = opcode.partition(".")
     if opcode in _BINARY:
-        return f"{operands[0]} {_BINARY[opcode]} {operands[1]}"
+        return _BINARY[opcode].format(*operands)
     if base == "scmp":
-        return f"{operands[0]} {_COMPARE[opcode.split('.')[1]]} {operands[1]}"
+        relation, signedness = kind.split(".")[:2]
+        if signedness == "u32":
+            operands = [f"({operand} & {_MASK})" for operand in operands]
+        return f"{operands[0]} {_COMPARE[relation]} {operands[1]}"
     if base in ("smov", "pmov", "int_to_ptr"):
         return operands[0]
     if base == "pneg":
         return f"{operands[0]} ^ True"
-    if base in ("pnand", "pnor"):
-        return f"({operands[0]} {'&' if base == 'pnand' else '|'} {operands[1]}) ^ True"
     if base == "scalar_select":
         return f"{operands[1]} if {operands[0]} else {operands[2]}"
     if base == "scalar_lea":
         return " + ".join(operands)
-    if opcode in _CALLS:
-        return f"{_CALLS[opcode]}({', '.join(operands)})"
     if base == "inlined_call_operand":
         return "0"
-    if base == "sld":
-        return smem_cell(instruction.operands[0]) or "UNKNOWN"
     if opcode == CORE_ID:
         return "core"
-    return None if instruction.dest is None else "UNKNOWN"
-
-
-def is_hbm(instruction: Instruction) -> bool:
-    """Whether the result is a pointer into HBM."""
-    return instruction.opcode in ("int_to_ptr.hbm", "scalar_lea.hbm", "inlined_call_operand.hbm")
+    if base == "sld":
+        return smem_cell(instruction.operands[0]) or "UNKNOWN"
+    return f"unread({opcode!r})"
