@@ -145,7 +145,7 @@ class Kernel(abc.ABC):
         """A problem from its name, from ``k=v,…`` over the default problem, or from a name and ``k=v,…``."""
         name, fields = self.default_problem, {}
         if text:
-            head, comma, rest = text.partition(",")
+            head, _, rest = text.partition(",")
             if "=" not in head:
                 name, text = head.strip(), rest
             fields = parse_pairs(text, "the problem")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from typing import Any, Mapping
+from collections.abc import Mapping
+from typing import Any
 
 Config = Mapping[str, Any]
 """One point of a space: parameter name to value (int, bool or str)."""

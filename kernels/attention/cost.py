@@ -18,6 +18,8 @@ from kernels.attention.problem import AttentionProblem
 # Vector operations per score: subtract, maximum, sum, half a pack, and the loads and stores around the MXU.
 SOFTMAX_OPERATIONS = 5.0
 MASK_OPERATIONS = 3.0  # compare, select, and the index arithmetic that does not stay in registers
+EXPOSED = 0.35  # of the lesser of the two units' times, not hidden behind the other's
+CHAIN_CYCLES = 500.0  # product, maximum, exponential, product: what a sub-block waits for, however small it is
 STATISTIC_OPERATIONS = 12.0  # per row and sub-block and lane: maximum across lanes, fade, two updates
 
 
@@ -85,7 +87,9 @@ def _work_s(
     vpu = vpu_s(operations * scores, chip)
     vpu += vpu_s(rows * (STATISTIC_OPERATIONS * LANES + 2 * dim), chip)
     exponent = vpu_s(scores + rows * LANES, chip, slots=1)
-    return pieces * (max(mxu, vpu, exponent) + 0.35 * min(mxu, vpu))
+    vector = max(vpu, exponent)
+    chain = CHAIN_CYCLES / (chip.clock_ghz * 1e9)
+    return pieces * (max(mxu, vector) + chain) + EXPOSED * min(mxu, vector)
 
 
 def _cut_s(work: Callable[..., float], blocks: Blocks, shift: int) -> float:
