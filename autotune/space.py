@@ -21,7 +21,8 @@ class Param:
         name: As the kernel's config calls it.
         candidates: What the search proposes, in a meaningful order. All of one type.
         doc: One line on what it changes.
-        default: Taken where a config leaves it out; None where a config must give it.
+        default: Taken where a config leaves it out: a value, or a function of the parameters before it.
+            None where a config must give it.
     """
 
     name: str
@@ -79,7 +80,7 @@ class Space:
             if name in fields:
                 config[name] = param.parse(fields[name])
             elif param.default is not None:
-                config[name] = param.default
+                config[name] = param.default(config) if callable(param.default) else param.default
             else:
                 raise UsageError(f"the config lacks {name}: give {', '.join(self.required)}")
         return config

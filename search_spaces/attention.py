@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from autotune.chips import MIB, Chip
 from autotune.kernel import ArraySpec, Cost, Kernel
 from autotune.outcome import Config
-from autotune.space import Constraint, Param, Space
+from autotune.space import Constraint, Param, Space, aligned_divisors
 from kernels.attention import cost as model
 from kernels.attention.problem import PROBLEMS, AttentionProblem
 from search_spaces._common import (
@@ -25,8 +25,8 @@ from search_spaces._common import (
 if TYPE_CHECKING:
     import jax
 
-# Larger blocks are legal, but their unrolled code takes the compiler half a minute and gains nothing.
-LARGEST_BLOCK, LARGEST_PART = 2048, 1024
+LARGEST_BLOCK, LARGEST_TILE = 4096, 1024
+LARGEST_CODE = 1024 * 1024
 LARGE = 1 << 24  # scores per head from which validation runs fewer heads, to keep the reference's memory small
 
 
@@ -41,29 +41,39 @@ class AttentionKernel(Kernel):
 
     def space(self, problem: AttentionProblem, chip: Chip) -> Space:
         rows = sublanes(problem.dtype)
+        block_q = block_candidates(problem.q_len, rows, largest=LARGEST_BLOCK)
         block_kv = block_candidates(problem.kv_len, LANES, largest=LARGEST_BLOCK)
-        # Each divides some block_kv; which one, the constraint below says.
-        compute = sorted({part for block in block_kv for part in _parts(block)})
         params = [
-            Param("block_q", block_candidates(problem.q_len, rows, largest=LARGEST_BLOCK), "queries per block"),
+            Param("block_q", block_q, "queries per block"),
             Param("block_kv", block_kv, "keys fetched per grid step"),
-            Param("block_kv_compute", tuple(compute), "keys per step of the online softmax"),
+            Param(
+                "block_q_compute",
+                _parts(block_q, rows),
+                "queries per tile of scores",
+                default=lambda config: model.tile_part(config["block_q"], rows, LARGEST_TILE),
+            ),
+            Param(
+                "block_kv_compute",
+                _parts(block_kv, LANES),
+                "keys per tile of scores",
+                default=lambda config: model.tile_part(config["block_kv"], LANES, LARGEST_TILE),
+            ),
+            Param("unroll", (1, 2, 4), "unmasked tiles per pass of the loop over keys", 1),
             Param("row_sum", ("vpu", "mxu"), "the unit that sums the softmax's denominators", "vpu"),
             vmem_param(chip),
         ]
         constraints = [
             block_constraint("block_q", "q_len", problem.q_len, rows),
             block_constraint("block_kv", "kv_len", problem.kv_len, LANES),
+            *_part_constraints("block_q", rows),
+            *_part_constraints("block_kv", LANES),
+            Constraint("unroll must be between 1 and 8", lambda config: 1 <= config["unroll"] <= 8),
             Constraint(
-                f"block_kv_compute must be block_kv itself or a positive multiple of {LANES}",
+                f"unroll x block_q_compute x block_kv_compute must be at most {LARGEST_CODE} scores: the compiler "
+                "takes minutes for more, and the chip fetches its code anew every pass",
                 lambda config: (
-                    config["block_kv_compute"] == config["block_kv"]
-                    or (config["block_kv_compute"] > 0 and config["block_kv_compute"] % LANES == 0)
+                    config["unroll"] * config["block_q_compute"] * config["block_kv_compute"] <= LARGEST_CODE
                 ),
-            ),
-            Constraint(
-                "block_kv_compute must divide block_kv",
-                lambda config: config["block_kv"] % config["block_kv_compute"] == 0,
             ),
             vmem_limit_constraint(chip),
             Constraint(
@@ -90,7 +100,7 @@ class AttentionKernel(Kernel):
 
     def baselines(self, problem: AttentionProblem, chip: Chip) -> dict[str, Config]:
         block_kv = min(problem.kv_len, LANES)
-        small = {"block_q": min(problem.q_len, LANES), "block_kv": block_kv, "block_kv_compute": block_kv}
+        small = {"block_q": min(problem.q_len, LANES), "block_kv": block_kv}
         return {"default": self.space(problem, chip).parse(small)}
 
     def cost(self, problem: AttentionProblem) -> Cost:
@@ -138,7 +148,19 @@ def _two_blocks(size: int, block: int) -> int:
     return min(size, block + (size % block or block))
 
 
-def _parts(block: int) -> set[int]:
-    """Aligned parts of a block of keys that divide it; the whole of one that has none, or is short."""
-    parts = {part for part in range(LANES, min(block, LARGEST_PART) + 1, LANES) if block % part == 0}
-    return parts or {block}
+def _parts(blocks: tuple[int, ...], align: int) -> tuple[int, ...]:
+    """Tile sides: aligned parts of the blocks. Which of them divides which block, a constraint says."""
+    divisors = (aligned_divisors(block, align, smallest=LANES) for block in blocks)
+    parts = {part for found in divisors for part in found if part <= LARGEST_TILE}
+    return tuple(sorted(parts | {model.tile_part(block, align, LARGEST_TILE) for block in blocks}))
+
+
+def _part_constraints(block: str, align: int) -> list[Constraint]:
+    part = f"{block}_compute"
+    return [
+        Constraint(
+            f"{part} must be {block} itself or a positive multiple of {align}",
+            lambda config: config[part] == config[block] or (config[part] > 0 and config[part] % align == 0),
+        ),
+        Constraint(f"{part} must divide {block}", lambda config: config[block] % config[part] == 0),
+    ]

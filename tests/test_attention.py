@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from autotune.chips import CHIPS
 from autotune.errors import UsageError
 from kernels.attention import PROBLEMS, attention, attention_reference
+from kernels.attention import pallas as flash
 from kernels.attention.blocks import Blocks
 from kernels.attention.cost import cost, estimate_ms, heuristic_config
 from tests.test_validation import NAN_MEMORY
@@ -41,15 +42,30 @@ def plain(q, k, v, causal: bool) -> np.ndarray:
     block_q=st.sampled_from([32, 128]),
     block_kv=st.sampled_from([128, 256]),
     causal=st.booleans(),
+    tile_q=st.sampled_from([32, 16]),
+    unroll=st.sampled_from([1, 2]),
     row_sum=st.sampled_from(["vpu", "mxu"]),
     dtype=st.sampled_from(["float32", "bfloat16"]),
 )
-@example(q_len=256, more=0, block_q=128, block_kv=128, causal=True, row_sum="mxu", dtype="float32")
-@example(q_len=70, more=200, block_q=16, block_kv=256, causal=True, row_sum="vpu", dtype="float32")
-@example(q_len=150, more=0, block_q=128, block_kv=256, causal=False, row_sum="mxu", dtype="float32")
-def test_any_shape_is_right_with_nan_memory(q_len, more, block_q, block_kv, causal, row_sum, dtype):
+@example(
+    q_len=256, more=0, block_q=128, block_kv=256, tile_q=64, unroll=2, causal=True, row_sum="mxu", dtype="float32"
+)  # fmt: skip
+@example(
+    q_len=70, more=200, block_q=16, block_kv=256, tile_q=16, unroll=1, causal=True, row_sum="vpu", dtype="float32"
+)  # fmt: skip
+@example(
+    q_len=150, more=0, block_q=128, block_kv=256, tile_q=32, unroll=2, causal=False, row_sum="mxu", dtype="float32"
+)
+def test_any_shape_is_right_with_nan_memory(q_len, more, block_q, block_kv, tile_q, unroll, causal, row_sum, dtype):
     q, k, v = arrays(q_len, q_len + more, dtype=dtype)
-    config = {"block_q": block_q, "block_kv": block_kv, "block_kv_compute": 128, "row_sum": row_sum}
+    config = {
+        "block_q": block_q,
+        "block_kv": block_kv,
+        "block_q_compute": tile_q,
+        "block_kv_compute": 128,
+        "unroll": unroll,
+        "row_sum": row_sum,
+    }
     got = np.asarray(attention(q, k, v, causal=causal, config=config, interpret=NAN_MEMORY), np.float64)
     np.testing.assert_allclose(got, plain(q, k, v, causal), atol=2e-5 if dtype == "float32" else 3e-2)
 
@@ -90,26 +106,30 @@ def test_arguments_that_do_not_fit_are_refused():
         attention(q, k[:, :, :, :16], v, causal=False)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     q_len=st.integers(1, 400),
     more=st.integers(0, 300),
     block_q=st.sampled_from([16, 64, 128, 256]),
     block_kv=st.sampled_from([128, 256, 384]),
+    causal=st.booleans(),
 )
-def test_the_diagonal_only_cuts_blocks_where_blocks_says(q_len, more, block_q, block_kv):
-    blocks = Blocks(q_len, q_len + more, block_q, block_kv, 128, True)
-    for i in range(blocks.q_blocks):
-        assert blocks.last_key(i) // block_kv >= 0
-        for j in range(blocks.kv_blocks):
-            shift = blocks.shift(i, j)
-            sees_all = i * block_q + more >= j * block_kv + block_kv - 1
-            sees_none = i * block_q + block_q - 1 + more < j * block_kv
-            cut = not sees_all and not sees_none
-            assert sees_all == (shift >= block_kv - 1)
-            assert sees_none == (j > blocks.last_key(i) // block_kv)
-            if cut and blocks.diagonals():
-                assert shift in blocks.diagonals()
+def test_the_loops_take_each_tile_that_is_seen_and_mask_each_that_is_cut(q_len, more, block_q, block_kv, causal):
+    tile_q, tile_kv, kv_len = 16, 128, q_len + more
+    blocks = Blocks(q_len, kv_len, block_q, block_kv, tile_q, tile_kv, causal)
+    query, key = np.arange(q_len)[:, None], np.arange(kv_len)[None, :]
+    seen = (key <= query + more) if causal else np.ones((q_len, kv_len), bool)
+    for i, j in np.ndindex(blocks.q_blocks, blocks.kv_blocks):
+        for r in range(int(flash._rows(blocks, i))):
+            clear, end = (int(n) for n in flash._visible(blocks, i, j, r * tile_q))
+            rows = slice(i * block_q + r * tile_q, min(q_len, i * block_q + (r + 1) * tile_q))
+            for c in range(blocks.column_tiles):
+                start = j * block_kv + c * tile_kv
+                tile = seen[rows, start : start + tile_kv]
+                whole = tile.shape[1] == tile_kv and tile.all()
+                assert c < end or not tile.any()
+                assert c >= clear or whole
+            assert i * blocks.block_q + r * tile_q < q_len
 
 
 def test_no_estimate_beats_the_roofline_and_128_wide_blocks_rank_last():

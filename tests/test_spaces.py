@@ -85,6 +85,14 @@ def test_every_config_is_valid_or_says_why(name, fields):
         ("attention", {"block_q": 0}, "block_q must be a positive multiple of 16 up to q_len=4096"),
         ("attention", {"block_kv": 0}, "block_kv must be a positive multiple of 128"),
         ("attention", {"block_kv_compute": 0}, "block_kv_compute must be block_kv itself or a positive multiple"),
+        ("attention", {"block_q_compute": 40}, "block_q_compute must be block_q itself or a positive multiple of 16"),
+        ("attention", {"block_q": 256, "block_q_compute": 96}, "block_q_compute must divide block_q"),
+        ("attention", {"unroll": 0}, "unroll must be between 1 and 8"),
+        (
+            "attention",
+            {"block_q": 4096, "block_q_compute": 4096, "block_kv": 512, "block_kv_compute": 512},
+            "must be at most 1048576 scores",
+        ),
         ("attention", {"block_kv": 384, "block_kv_compute": 256}, "block_kv_compute must divide block_kv"),
     ],
 )
@@ -177,9 +185,10 @@ def test_what_the_vmem_constraint_refuses_does_not_fit(name):
     kernel, chip = KERNELS[name], CHIPS["v5e"]
     problem = kernel.parse_problem(None)
     space = kernel.space(problem, chip)
-    config = {
-        "matmul": {"block_m": 1024, "block_n": 1024, "block_k": 512, "grid_order": "mn", "held_buffers": 2},
-        "attention": {"block_q": 512, "block_kv": 512, "block_kv_compute": 256},
-    }[name]
+    blocks = {
+        "matmul": {"block_m": 1024, "block_n": 1024, "block_k": 512},
+        "attention": {"block_q": 512, "block_kv": 512},
+    }
+    config = space.parse(blocks[name])
     tight = max(limit for limit in range(1, 20) if space.why_invalid({**config, "vmem_limit_mib": limit}))
     assert compile_all(name, chip.name, [("", {**config, "vmem_limit_mib": tight})]) == ["vmem"]

@@ -63,6 +63,8 @@ def _document(kernel: Kernel, problem_text: str | None, chip: Any, *, count: boo
 
 
 def _default(param: Param) -> dict[str, Any]:
+    if callable(param.default):
+        return {"default": "depends on the others"}
     return {} if param.default is None else {"default": param.default}
 
 

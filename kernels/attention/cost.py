@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any
+
+import numpy as np
 
 from autotune.chips import Chip
 from autotune.kernel import Cost
@@ -21,7 +22,8 @@ SOFTMAX_OPERATIONS = 1.0  # vector operations per score
 MASK_OPERATIONS = 0.2  # and per score of a block that the diagonal cuts
 STATISTIC_OPERATIONS = 7.5  # per row, sub-block and lane: maximum across lanes, fade, updates
 EXPOSED = 0.1  # of the lesser of the two units' times in a block, not hidden behind the other's
-CHAIN_CYCLES = 530.0  # product, maximum, exponential, product: what a sub-block waits for, however small it is
+CHAIN_CYCLES = 530.0  # product, maximum, exponential, product: what a tile waits for, however small it is
+LOOP_CYCLES = 60.0  # of a pass of the loop over tiles
 
 
 def cost(problem: AttentionProblem) -> Cost:
@@ -35,38 +37,51 @@ def cost(problem: AttentionProblem) -> Cost:
 
 
 def blocks_of(problem: AttentionProblem, config: Config) -> Blocks:
-    return Blocks(
-        problem.q_len, problem.kv_len, config["block_q"], config["block_kv"], config["block_kv_compute"],
-        problem.causal,
-    )  # fmt: skip
+    block_q, block_kv = config["block_q"], config["block_kv"]
+    tile = config.get("block_q_compute") or block_q, config.get("block_kv_compute") or block_kv
+    return Blocks(problem.q_len, problem.kv_len, block_q, block_kv, *tile, problem.causal)
 
 
 def estimate_ms(problem: AttentionProblem, config: Config, chip: Chip) -> float:
-    """Time of one call in milliseconds: every block of one head by its kind, times the heads."""
+    """Time of one call in milliseconds: the tiles of one head by their kind, and its grid steps, times the heads."""
     blocks = blocks_of(problem, config)
     item = DTYPE_BYTES[problem.dtype]
     kv_dma = dma_s(2 * blocks.block_kv * problem.head_dim * item, chip)
     q_dma = dma_s(2 * blocks.block_q * problem.head_dim * item, chip)  # fetched once, stored once
 
-    work = functools.partial(_work_s, problem, blocks, chip, _ones(problem, config))
-    full = work(blocks.block_q, blocks.block_kv, masked=False)
-    head = 0.0
-    cuts: dict[int, float] = {}
-    for i in range(blocks.q_blocks):
-        if not problem.causal:
-            head += blocks.kv_blocks * step_s(full, kv_dma + q_dma / blocks.kv_blocks)
-            continue
-        last = min(blocks.kv_blocks - 1, blocks.last_key(i) // blocks.block_kv)
-        clear = min(last + 1, max(0, (blocks.shift(i, 0) + 1) // blocks.block_kv))
-        head += clear * step_s(full, kv_dma) + (blocks.kv_blocks - 1 - last) * step_s(0.0, 0.0)
-        for j in range(clear, last + 1):
-            shift = blocks.shift(i, j)
-            if shift not in cuts:
-                cuts[shift] = step_s(_cut_s(work, blocks, shift), kv_dma)
-            head += cuts[shift]
-        head += q_dma / 2
+    clear, cut = _tiles(blocks)
+    tile = functools.partial(_tile_s, problem, blocks, chip, _ones(problem, config))
+    compute = clear * tile(masked=False) + cut * tile(masked=True)
+    compute += (clear / config.get("unroll", 1) + cut) * LOOP_CYCLES / (chip.clock_ghz * 1e9)
+
+    needed, all_steps = _steps(blocks), blocks.q_blocks * blocks.kv_blocks
+    fetched = 0 if blocks.kv_blocks == 1 else kv_dma  # a single kv block stays for the heads that share it
+    head = needed * step_s(compute / needed, fetched) + (all_steps - needed) * step_s(0.0, 0.0)
+    head += blocks.q_blocks * q_dma / 2
     heads = problem.batch * problem.heads
     return 1e3 * (cdiv(heads, chip.cores) * head + kv_dma + q_dma)
+
+
+def _tiles(blocks: Blocks) -> tuple[int, int]:
+    """Tiles of one head that need no mask, and those that do."""
+    rows, width = blocks.block_q_compute, blocks.block_kv_compute
+    first = np.arange(0, blocks.q_len, rows)
+    if blocks.causal:
+        shift = first + blocks.kv_len - blocks.q_len
+        clear = (shift + 1) // width
+        seen = np.minimum(shift + rows - 1, blocks.kv_len - 1) // width + 1
+    else:
+        clear = np.full_like(first, blocks.kv_len // width)
+        seen = np.full_like(first, cdiv(blocks.kv_len, width))
+    return int(clear.sum()), int((seen - clear).sum())
+
+
+def _steps(blocks: Blocks) -> int:
+    """Grid steps of one head that have anything to do."""
+    if not blocks.causal:
+        return blocks.q_blocks * blocks.kv_blocks
+    last = blocks.last_key(np.arange(blocks.q_blocks)) // blocks.block_kv
+    return int((np.minimum(last, blocks.kv_blocks - 1) + 1).sum())
 
 
 def _ones(problem: AttentionProblem, config: Config) -> int:
@@ -74,12 +89,9 @@ def _ones(problem: AttentionProblem, config: Config) -> int:
     return LANES - problem.head_dim % LANES if config.get("row_sum", "vpu") == "mxu" else 0
 
 
-def _work_s(
-    problem: AttentionProblem, blocks: Blocks, chip: Chip, ones: int, rows: int, columns: int, *, masked: bool
-) -> float:
-    """Seconds of compute for `rows` × `columns` scores, in sub-blocks. MXU and vector unit overlap within them."""
-    width = min(columns, blocks.block_kv_compute)
-    pieces = columns / width
+def _tile_s(problem: AttentionProblem, blocks: Blocks, chip: Chip, ones: int, *, masked: bool) -> float:
+    """Seconds of compute for one tile of scores. MXU and vector unit overlap within it."""
+    rows, width = blocks.block_q_compute, blocks.block_kv_compute
     dim = round_up(problem.head_dim, LANES)
     mxu = mxu_s(rows, width, problem.head_dim, problem.dtype, chip)
     mxu += mxu_s(rows, problem.head_dim + ones, width, problem.dtype, chip)
@@ -90,18 +102,7 @@ def _work_s(
     exponent = vpu_s(scores + rows * LANES, chip, slots=1)
     vector = max(vpu, exponent)
     chain = CHAIN_CYCLES / (chip.clock_ghz * 1e9)
-    return pieces * (max(mxu, vector) + chain) + EXPOSED * min(mxu, vector)
-
-
-def _cut_s(work: Callable[..., float], blocks: Blocks, shift: int) -> float:
-    """Compute of a block that the diagonal cuts; rows that see nothing of a sub-block are left out if unrolled."""
-    unrolled, total = bool(blocks.diagonals()), 0.0
-    for start in range(0, blocks.block_kv, blocks.block_kv_compute):
-        first = max(0, start - shift)
-        if first < blocks.block_q:
-            rows = blocks.block_q - (first if unrolled else 0)
-            total += work(rows, blocks.block_kv_compute, masked=True)
-    return total
+    return max(mxu, vector) + chain + EXPOSED * min(mxu, vector)
 
 
 def vmem_lower_bound(problem: AttentionProblem, config: Config) -> int:
@@ -120,12 +121,18 @@ def vmem_lower_bound(problem: AttentionProblem, config: Config) -> int:
 def heuristic_config(problem: AttentionProblem) -> dict[str, Any]:
     """A good start on every chip: blocks that fit the smallest default VMEM limit (16 MiB)."""
     wide = 1024 if problem.head_dim <= 128 and problem.dtype == "bfloat16" else 512
-    block_kv = _largest(problem.kv_len, LANES, wide)
+    block_q, block_kv = _largest(problem.q_len, 16, wide), _largest(problem.kv_len, LANES, wide)
     return {
-        "block_q": _largest(problem.q_len, 16, wide),
+        "block_q": block_q,
         "block_kv": block_kv,
-        "block_kv_compute": _largest(block_kv, LANES, 512),
+        "block_q_compute": tile_part(block_q, 16, 512),
+        "block_kv_compute": tile_part(block_kv, LANES, 512),
     }
+
+
+def tile_part(block: int, align: int, cap: int) -> int:
+    """The largest aligned part up to `cap` that divides `block`; the whole of a block that has none."""
+    return max((part for part in aligned_divisors(block, align) if part <= cap), default=block)
 
 
 def _largest(size: int, align: int, cap: int) -> int:

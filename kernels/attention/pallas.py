@@ -1,9 +1,11 @@
 """Flash attention, forward, for a TPU.
 
 The online softmax of Milakov and Gimelshein (arXiv:1805.02867) over blocks of keys, as in FlashAttention
-(Dao et al., arXiv:2205.14135): the score matrix exists one sub-block at a time, in registers and VMEM. The
-grid walks (batch, heads, q blocks, kv blocks), the last one innermost. Exponentials are base 2, their factor
-log2(e) folded into q together with the scale.
+(Dao et al., arXiv:2205.14135): the score matrix exists one tile at a time, in registers and VMEM. The grid
+walks (batch, heads, q blocks, kv blocks), the last one innermost; within a step, loops walk the block's tiles
+up to the diagonal and no further. So the blocks decide what is fetched, the tiles how much code there is and
+how much of it the units can overlap. Exponentials are base 2, their factor log2(e) folded into q together
+with the scale.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
@@ -33,7 +36,9 @@ def attention_pallas(
     causal: bool = True,
     block_q: int,
     block_kv: int,
-    block_kv_compute: int,
+    block_q_compute: int | None = None,
+    block_kv_compute: int | None = None,
+    unroll: int = 1,
     row_sum: str = "vpu",
     vmem_limit_mib: int | None = None,
     interpret: Any = False,
@@ -47,9 +52,10 @@ def attention_pallas(
         causal: Query i sees the keys j ≤ i + kv_len - q_len.
         block_q: Queries per block: the whole q_len or a multiple of 8 (float32) or 16 (bfloat16).
         block_kv: Keys fetched per grid step: the whole kv_len or a multiple of 128.
-        block_kv_compute: Keys per softmax step: block_kv itself or a multiple of 128 that divides it.
-        row_sum: Where the softmax's denominators are summed: ``vpu``, by vector adds, or ``mxu``, as another 128
-            columns of ones beside v. The latter is free where the array is wider than head_dim.
+        block_q_compute: Queries per tile: block_q itself (None) or a multiple of 8 or 16 that divides it.
+        block_kv_compute: Keys per tile: block_kv itself (None) or a multiple of 128 that divides it.
+        unroll: Unmasked tiles in one pass of the loop over keys.
+        row_sum: What sums the softmax's denominators: "vpu", or "mxu" by a column of ones beside v.
         vmem_limit_mib: VMEM the compiler may use for the kernel, MiB; None is its default.
         interpret: Passed to `pallas_call`.
 
@@ -57,28 +63,35 @@ def attention_pallas(
         ``[batch, heads, q_len, head_dim]`` in q's dtype; the softmax and the sums are float32.
     """
     (batch, heads, q_len, head_dim), (kv_heads, kv_len) = q.shape, k.shape[1:3]
-    blocks = Blocks(q_len, kv_len, block_q, block_kv, block_kv_compute, causal)
+    tile = block_q_compute or block_q, block_kv_compute or block_kv
+    blocks = Blocks(q_len, kv_len, block_q, block_kv, *tile, causal)
     group = heads // kv_heads
+    # Columns of ones beside v fill its last register's lanes: the matmul then leaves the sums of the weights there.
+    ones = LANES - head_dim % LANES if row_sum == "mxu" else 0
 
     def kv_index(b, h, i, j):
         j = jnp.minimum(j, _last_kv(blocks, i))  # Above the diagonal it stays where it was: no fetch.
-        return b, jax.lax.div(h, group), j, 0
+        return b, lax.div(h, group), j, 0
 
-    ones = LANES - head_dim % LANES if row_sum == "mxu" else 0
     kv_spec = pl.BlockSpec((None, None, block_kv, head_dim), kv_index)
     q_spec = pl.BlockSpec((None, None, block_q, head_dim), lambda b, h, i, j: (b, h, i, 0))
+    scratch = [
+        pltpu.VMEM((block_q, head_dim), q.dtype),  # q times the scale
+        pltpu.VMEM((block_q, LANES), jnp.float32),  # each row's maximum so far, in every lane
+        pltpu.VMEM((block_q, head_dim + ones), jnp.float32),  # the weighted values so far
+    ]
+    if not ones:
+        scratch.append(pltpu.VMEM((block_q, LANES), jnp.float32))  # each row's sum so far, spread over the lanes
+    kernel = functools.partial(
+        _attention_kernel, blocks=blocks, scale=head_dim**-0.5 * math.log2(math.e), ones=ones, unroll=unroll
+    )
     return pl.pallas_call(
-        functools.partial(_attention_kernel, blocks=blocks, ones=ones, scale=head_dim**-0.5 * math.log2(math.e)),
+        kernel,
         out_shape=jax.ShapeDtypeStruct(q.shape, q.dtype),
         grid=(batch, heads, blocks.q_blocks, blocks.kv_blocks),
         in_specs=[q_spec, kv_spec, kv_spec],
         out_specs=q_spec,
-        scratch_shapes=[
-            pltpu.VMEM((block_q, head_dim), q.dtype),  # q times the scale
-            pltpu.VMEM((block_q, LANES), jnp.float32),  # each row's maximum so far, in every lane
-            pltpu.VMEM((block_q, head_dim + ones), jnp.float32),  # the weighted values so far, then their weight
-            *([] if ones else [pltpu.VMEM((block_q, LANES), jnp.float32)]),  # their weight, spread over the lanes
-        ],
+        scratch_shapes=scratch,
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("parallel", "parallel", "parallel", "arbitrary"),
             vmem_limit_bytes=vmem_limit_mib * MIB if vmem_limit_mib else None,
@@ -91,102 +104,106 @@ def attention_pallas(
 def _last_kv(blocks: Blocks, i):
     """The last kv block that q block `i` needs. (`lax.div`, as ``//`` asks Mosaic for the sign, and the chip.)"""
     last = blocks.kv_blocks - 1
-    return jnp.minimum(jax.lax.div(blocks.last_key(i), blocks.block_kv), last) if blocks.causal else last
+    return jnp.minimum(lax.div(blocks.last_key(i), blocks.block_kv), last) if blocks.causal else last
 
 
-def _attention_kernel(q_ref, k_ref, v_ref, out_ref, *state, blocks: Blocks, ones: int, scale: float) -> None:
+def _attention_kernel(
+    q_ref, k_ref, v_ref, out_ref, q_scaled, row_max, acc, *row_sum, blocks: Blocks, scale: float, ones: int, unroll: int
+) -> None:
     """One grid step: all rows of a q block against one kv block."""
-    q_scaled, row_max, acc, *row_sum = state
-    head_dim = out_ref.shape[1]
     i, j = pl.program_id(2), pl.program_id(3)
+    head_dim = q_scaled.shape[1]
 
     @pl.when(j == 0)
     def _():
         q_scaled[...] = (q_ref[...].astype(jnp.float32) * scale).astype(q_scaled.dtype)
         row_max[...] = jnp.full_like(row_max, MASKED)
-        for sums in (acc, *row_sum):
+        acc[...] = jnp.zeros_like(acc)
+        for sums in row_sum:
             sums[...] = jnp.zeros_like(sums)
 
-    update = functools.partial(_update, k_ref, v_ref, state, ones)
-    if blocks.causal:
-        _causal_step(update, blocks, i, j)
-    else:
-        _full_step(update, blocks, j)
+    update = functools.partial(_update, k_ref, v_ref, (q_scaled, row_max, acc, *row_sum), blocks, ones)
+
+    def row_tile(r, _) -> None:
+        first_row = _aligned(r, blocks.block_q_compute)
+        clear, seen = _visible(blocks, i, j, first_row)
+
+        def several(group, _) -> None:
+            for index in range(unroll):
+                update(first_row, group * unroll + index)
+
+        groups = clear // unroll if isinstance(clear, int) else lax.div(clear, unroll)
+        lax.fori_loop(0, groups, several, None)
+        if unroll > 1:
+            lax.fori_loop(groups * unroll, clear, lambda c, _: update(first_row, c), None)
+        if blocks.masked:
+            shift, valid = blocks.shift(i, j) + first_row, blocks.kv_len - j * blocks.block_kv
+            lax.fori_loop(clear, seen, lambda c, _: update(first_row, c, shift=shift, valid=valid), None)
+
+    lax.fori_loop(0, _rows(blocks, i), row_tile, None)
 
     @pl.when(j == _last_kv(blocks, i))
     def _():
-        total = acc[:, head_dim : head_dim + 1] if ones else jnp.sum(row_sum[0][...], axis=1, keepdims=True)
+        sums = row_sum[0][...] if row_sum else acc[:, head_dim : head_dim + 1]
+        total = jnp.sum(sums, axis=1, keepdims=True) if row_sum else sums
         out_ref[...] = (acc[:, :head_dim] / total).astype(out_ref.dtype)
 
 
-def _full_step(update, blocks: Blocks, j) -> None:
-    """Every row sees every key; the last block is as long as its keys."""
-
-    def work(length: int) -> None:
-        for start in range(0, length, blocks.block_kv_compute):
-            update(start, min(blocks.block_kv_compute, length - start))
-
-    if blocks.tail:
-        pl.when(j < blocks.kv_blocks - 1)(lambda: work(blocks.block_kv))
-        pl.when(j == blocks.kv_blocks - 1)(lambda: work(blocks.tail))
-    else:
-        work(blocks.block_kv)
+def _rows(blocks: Blocks, i):
+    """Row tiles of q block `i` that hold queries."""
+    if not blocks.uneven_q:
+        return blocks.row_tiles
+    left = blocks.q_len - i * blocks.block_q
+    return jnp.minimum(blocks.row_tiles, lax.div(left + blocks.block_q_compute - 1, blocks.block_q_compute))
 
 
-def _causal_step(update, blocks: Blocks, i, j) -> None:
-    """Blocks below the diagonal run without a mask, those above not at all.
-
-    Where the diagonal cuts a block at one of few places, each place gets a branch of its own in which rows
-    that see nothing of a sub-block are left out, statically. The last kv block's missing keys are seen by no
-    query (the last one sees key kv_len - 1), but their values must be zeros: 0 times a NaN is a NaN.
-    """
-    shift, compute = blocks.shift(i, j), blocks.block_kv_compute
-    starts = range(0, blocks.block_kv, compute)
-
-    def valid(start: int):
-        may_be_cut = blocks.tail and start + compute > blocks.tail
-        return blocks.kv_len - j * blocks.block_kv - start if may_be_cut else None
-
-    @pl.when(shift >= blocks.block_kv - 1)
-    def _():
-        for start in starts:
-            update(start, compute)
-
-    def cut(at: int) -> None:
-        for start in starts:
-            if start - at < blocks.block_q:
-                update(start, compute, shift=at, valid=valid(start))
-
-    for at in blocks.diagonals():
-        pl.when(shift == at)(functools.partial(cut, at))
-    if not blocks.diagonals():
-        for start in starts:
-            seen = (shift < blocks.block_kv - 1) & (start - shift < blocks.block_q)
-            pl.when(seen)(functools.partial(update, start, compute, shift=shift, valid=valid(start)))
+def _visible(blocks: Blocks, i, j, first_row):
+    """(tiles of a row of tiles that need no mask, those that are needed at all), from the left; the rest is skipped."""
+    clear = seen = blocks.column_tiles
+    width = blocks.block_kv_compute
+    if blocks.uneven_kv:
+        valid = jnp.minimum(blocks.kv_len - j * blocks.block_kv, blocks.block_kv)
+        clear, seen = lax.div(valid, width), lax.div(valid + width - 1, width)
+    if blocks.causal:
+        shift = blocks.shift(i, j) + first_row
+        # Below zero, `lax.div` rounds up: to zero at the most, which is what is wanted.
+        clear = jnp.clip(lax.div(shift + 1, width), 0, clear)
+        seen = jnp.clip(lax.div(shift + blocks.block_q_compute - 1 + width, width), 0, seen)
+    return clear, seen
 
 
-def _update(k_ref, v_ref, state, ones: int, start: int, width: int, *, shift=None, valid=None) -> None:
-    """Takes the keys ``start … start + width`` of the kv block into the running softmax.
+def _aligned(index, size: int):
+    return pl.multiple_of(index * size, size)
+
+
+def _update(k_ref, v_ref, state, blocks: Blocks, ones: int, first_row, tile, *, shift=None, valid=None) -> None:
+    """Takes one tile of scores into the running softmax.
 
     Args:
-        shift: Row r sees the block's columns c ≤ r + shift; None for all. A Python int also leaves out the
-            rows that see none of these keys.
-        valid: How many of these keys exist (traced), or None for all.
+        first_row: The tile's first row in the block.
+        tile: Its number from the left.
+        shift: The tile's row r sees the block's columns c ≤ r + shift; None for all.
+        valid: The block's keys that exist; None for all.
     """
     q_scaled, row_max, acc, *row_sum = state
-    first, clear = _row_range(q_scaled.shape[0], start, width, shift)
-    rows = slice(first, None)
-    precision = jax.lax.Precision.HIGHEST if q_scaled.dtype == jnp.float32 else None
+    width = blocks.block_kv_compute
+    first_column = _aligned(tile, width)
+    rows, columns = pl.ds(first_row, blocks.block_q_compute), pl.ds(first_column, width)
+    masked = shift is not None
+    precision = lax.Precision.HIGHEST if q_scaled.dtype == jnp.float32 else None
 
-    scores = jax.lax.dot_general(
+    scores = lax.dot_general(
         q_scaled[rows, :],
-        k_ref[start : start + width, :],
+        k_ref[columns, :],
         (((1,), (1,)), ((), ())),
         precision=precision,
         preferred_element_type=jnp.float32,
     )
-    if shift is not None:
-        scores = _mask(scores, clear - first, shift + first - start)
+    if masked and blocks.causal:  # The last query sees the last key: no query sees one that does not exist.
+        scores = _mask(scores, shift - first_column)
+    elif masked:
+        column = lax.broadcasted_iota(jnp.int32, scores.shape, 1)
+        scores = jnp.where(column < valid - first_column, scores, MASKED)
 
     old_max = row_max[rows, :]
     new_max = jnp.maximum(old_max, jnp.max(scores, axis=1, keepdims=True))
@@ -196,39 +213,20 @@ def _update(k_ref, v_ref, state, ones: int, start: int, width: int, *, shift=Non
     for sums in row_sum:
         sums[rows, :] = sums[rows, :] * fade + _lane_sums(weights)
 
-    values = v_ref[start : start + width, :]
-    if valid is not None:
-        values = jnp.where(jax.lax.broadcasted_iota(jnp.int32, values.shape, 0) < valid, values, 0)
+    values = v_ref[columns, :]
+    if masked and blocks.uneven_kv:  # 0 times the NaN that may lie there is a NaN
+        key = lax.broadcasted_iota(jnp.int32, values.shape, 0)
+        values = jnp.where(key < valid - first_column, values, 0)
     if ones:
         values = jnp.concatenate([values, jnp.ones((width, ones), values.dtype)], axis=1)
     weighted = jnp.dot(weights.astype(values.dtype), values, precision=precision, preferred_element_type=jnp.float32)
     acc[rows, :] = acc[rows, :] * _across(fade, acc.shape[1]) + weighted
 
 
-def _row_range(rows: int, start: int, width: int, shift) -> tuple[int, int]:
-    """(first row that sees any of these columns, first row that sees them all), on tile borders.
-
-    Where the shift is not known before the run, every row is taken, and every row masked.
-    """
-    if shift is None:
-        return 0, 0
-    if not isinstance(shift, int):
-        return 0, rows
-    tile = 16
-    first = max(0, (start - shift) // tile * tile)
-    clear = -(-(start + width - 1 - shift) // tile) * tile
-    return first, max(first, min(rows, clear))
-
-
-def _mask(scores: jax.Array, rows: int, shift) -> jax.Array:
-    """Hides the columns c > r + shift of each row r; from row `rows` on there are none."""
-    if rows == 0:
-        return scores
-    top = scores[:rows, :]
-    column = jax.lax.broadcasted_iota(jnp.int32, top.shape, 1)
-    row = jax.lax.broadcasted_iota(jnp.int32, top.shape, 0)
-    top = jnp.where(column - row <= shift, top, MASKED)
-    return top if rows == scores.shape[0] else jnp.concatenate([top, scores[rows:, :]], axis=0)
+def _mask(scores: jax.Array, shift) -> jax.Array:
+    """Hides the columns c > r + shift of each row r."""
+    column, row = (lax.broadcasted_iota(jnp.int32, scores.shape, axis) for axis in (1, 0))
+    return jnp.where(column - row <= shift, scores, MASKED)
 
 
 def _across(statistic: jax.Array, width: int) -> jax.Array:
@@ -242,6 +240,6 @@ def _lane_sums(weights: jax.Array) -> jax.Array:
     """Sums of each row as ``[rows, 128]`` parts, one per lane: the sum across lanes waits until the end."""
     rows, width = weights.shape
     if width % LANES:
-        lane = jax.lax.broadcasted_iota(jnp.int32, (rows, LANES), 1)
+        lane = lax.broadcasted_iota(jnp.int32, (rows, LANES), 1)
         return jnp.where(lane == 0, jnp.sum(weights, axis=1, keepdims=True), 0.0)
     return sum(weights[:, lane : lane + LANES] for lane in range(0, width, LANES))
