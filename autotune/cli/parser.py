@@ -52,6 +52,7 @@ def _build() -> tuple[argparse.ArgumentParser, list[str]]:
     _add_predict(commands)
     _add_report(commands)
     _add_presets(commands)
+    _add_accuracy(commands)
     _add_doctor(commands)
     return parser, list(commands.choices)
 
@@ -112,6 +113,18 @@ def _add_presets(commands: Any) -> None:
     _add_results(parser, default=None, text="this results folder instead of the search path")
     _add_json(parser)
     parser.set_defaults(run=_run("presets"))
+
+
+def _add_accuracy(commands: Any) -> None:
+    parser = commands.add_parser("accuracy", help="predictions beside times measured on real TPUs")
+    parser.add_argument("tables", metavar="TABLE", nargs="*", help="these tables (all that take seconds)")
+    parser.add_argument("--all", action="store_true", help="the tables that take minutes too")
+    parser.add_argument("--rows", action="store_true", help="print every row")
+    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw predicted against measured")
+    parser.add_argument("--jobs", type=_positive_int, default=usable_cores(), metavar="N", help="workers (one a core)")
+    parser.add_argument("--timeout", type=_positive, default=300.0, metavar="S", help="for a row (300)")
+    _add_json(parser)
+    parser.set_defaults(run=_run("accuracy"))
 
 
 def _add_doctor(commands: Any) -> None:

@@ -1,0 +1,101 @@
+"""The measured tables that ship with the project: a declaration here, the figures in ``data/NAME.csv``.
+
+A data file's first line is a comment that names its source. Its columns are what the table's workload needs to
+rebuild a row, and ``measured_ms``: the time of one call in milliseconds.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import importlib.resources
+from typing import Any
+
+from autotune.errors import UsageError, one_of
+
+MEASURED = "measured_ms"
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One measurement: what was timed, and how long one call took, in milliseconds."""
+
+    fields: dict[str, Any]
+    measured_ms: float
+
+    @property
+    def label(self) -> str:
+        return " ".join(f"{name}={value}" for name, value in self.fields.items())
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """Measurements of one kind on one chip.
+
+    Attributes:
+        name: As on the command line; the data file is called so.
+        target: The chip they were taken on.
+        workload: ``module:function`` under `autotune.accuracy.workloads` that rebuilds a row.
+        fitted: Whether constants of the timing model were fitted on these rows; else they are held out.
+        sweep: Whether all rows are configs of one problem, so that picking the best of them means something.
+        pairs: The column whose equal values mark rows before and after one change (see the column ``which``).
+        slow: Takes minutes: predicted with ``--all`` or when it is named.
+        note: What a reader must know of how it was measured.
+    """
+
+    name: str
+    target: str
+    workload: str
+    fitted: bool = False
+    sweep: bool = False
+    pairs: str | None = None
+    slow: bool = False
+    note: str = ""
+
+    @property
+    def source(self) -> str:
+        """Repository and file, as the data file names them."""
+        return self._lines()[0].removeprefix("#").strip()
+
+    def rows(self) -> list[Row]:
+        """Every measurement, in the file's order."""
+        rows = []
+        for record in csv.DictReader(self._lines()[1:]):
+            fields = {name: _value(text) for name, text in record.items() if text}
+            rows.append(Row(fields, float(fields.pop(MEASURED))))
+        return rows
+
+    def _lines(self) -> list[str]:
+        folder = importlib.resources.files("autotune.accuracy")
+        return folder.joinpath("data", f"{self.name}.csv").read_text(encoding="utf-8").splitlines()
+
+
+def _value(text: str) -> int | float | str:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+_TABLES = (
+    Table("amleng_matmul_v5e", "v5e", "matmul:registered", fitted=True, sweep=True),
+    Table("amleng_scale_v5e", "v5e", "elementwise:scale", fitted=True, sweep=True),
+)
+
+TABLES: dict[str, Table] = {table.name: table for table in _TABLES}
+
+
+def select(names: list[str], *, everything: bool = False) -> list[Table]:
+    """The tables called `names`; without names those that are quick, or all of them.
+
+    Raises:
+        UsageError: For a name that is not there.
+    """
+    for name in names:
+        if name not in TABLES:
+            raise UsageError(f"unknown table {name!r}: use {one_of(TABLES)}")
+    if names:
+        return [TABLES[name] for name in dict.fromkeys(names)]
+    return [table for table in _TABLES if everything or not table.slow]

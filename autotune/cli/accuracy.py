@@ -1,0 +1,100 @@
+"""``autotune accuracy``: predictions beside times measured on real TPUs."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+from autotune.accuracy.run import Result, predict_tables
+from autotune.accuracy.tables import TABLES, Table, select
+from autotune.cli import render
+from autotune.cli.common import print_json, reserved_stdout
+
+FIGURES = ("rows", "ρ", "τ", "top 1", "top 5", "ratio", "error")
+LEGEND = (
+    "rows: predicted of measured; ρ, τ: Spearman's and Kendall's rank correlations; top 1, top 5: how much slower",
+    "than the best the first pick is, and the best of the first five; ratio: median of predicted over measured;",
+    "error: mean of |ratio - 1|. Regrets are given for sweeps over one problem only.",
+)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    tables = select(arguments.tables, everything=arguments.all)
+    with reserved_stdout(arguments.json):
+        results = _predict(tables, arguments)
+        if not arguments.json:
+            _show(results, arguments)
+    if arguments.json:
+        print_json([result.summary() for result in results])
+    return 0 if any(result.predicted for result in results) else 1
+
+
+def _predict(tables: Sequence[Table], arguments: argparse.Namespace) -> list[Result]:
+    from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("rows"), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=render.console(stderr=True), transient=True) as progress:
+        bar = progress.add_task("rows", total=sum(len(table.rows()) for table in tables))
+        return predict_tables(
+            tables,
+            jobs=arguments.jobs,
+            timeout_s=arguments.timeout,
+            on_row=lambda: progress.advance(bar),
+        )
+
+
+def _show(results: Sequence[Result], arguments: argparse.Namespace) -> None:
+    out = render.console()
+    for fitted, title in ((True, "Fitted: the model's constants were fitted on these rows"), (False, "Held out")):
+        chosen = [result for result in results if result.table.fitted is fitted]
+        if not chosen:
+            continue
+        out.print(title)
+        table = render.table("table", *FIGURES)
+        for result in chosen:
+            table.add_row(result.table.name, *_figures(result))
+        out.print(table)
+    out.print("\n".join(LEGEND), soft_wrap=True)
+    for result in results:
+        _explain(result, out, rows=arguments.rows)
+    left_out = [name for name, table in TABLES.items() if table.slow and name not in _names(results)]
+    if left_out and not arguments.tables:
+        out.print(f"Left out because they take minutes; --all predicts them too: {', '.join(left_out)}.")
+
+
+def _names(results: Sequence[Result]) -> set[str]:
+    return {result.table.name for result in results}
+
+
+def _figures(result: Result) -> list[str]:
+    figures = result.summary()
+
+    def show(name: str, pattern: str) -> str:
+        value = figures[name]
+        return "–" if value is None else pattern.format(value)
+
+    return [
+        f"{figures['predicted']}/{figures['rows']}",
+        show("spearman", "{:.3f}"),
+        show("kendall", "{:.3f}"),
+        show("regret_top1", "{:.2f} %"),
+        show("regret_top5", "{:.2f} %"),
+        show("median_ratio", "{:.3f}"),
+        show("mean_abs_error", "{:.1f} %"),
+    ]
+
+
+def _explain(result: Result, out, *, rows: bool) -> None:
+    """The table's source and note, the rows that could not be predicted, and all rows where wanted."""
+    out.print(f"\n{result.table.name} ({result.table.target}): {result.table.source}", soft_wrap=True)
+    if result.table.note:
+        out.print(result.table.note, soft_wrap=True)
+    if rows:
+        table = render.table("row", "predicted", "measured", "ratio")
+        for one in result.predictions:
+            figures = (render.milliseconds(one.predicted_ms), render.milliseconds(one.row.measured_ms))
+            table.add_row(one.row.label, *figures, "–" if one.ratio is None else f"{one.ratio:.3f}")
+        out.print(table)
+    for one in result.predictions:
+        if one.failure is not None:
+            out.print(f"not predicted: {one.row.label}: {one.failure[:200]}", soft_wrap=True)
