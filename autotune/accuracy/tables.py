@@ -88,6 +88,16 @@ _TABLES = (
         "matmul:tutorial",
         note="Wall-clock times: each contains some 0.1 ms of dispatch, which no prediction has.",
     ),
+    Table("jaxbench_pallas_v6e", "v6e", "jaxbench:pallas", pairs="workload"),
+    Table(
+        "jaxbench_xla_v6e",
+        "v6e",
+        "jaxbench:xla",
+        note="The workloads made of products with elementwise or row-wise epilogues, and two of attention.",
+    ),
+    Table("tokamax_lce_pallas_v7x", "v7x", "loss:fused", note="Times are of one TensorCore, half a chip."),
+    Table("tokamax_lce_xla_v7x", "v7x", "loss:xla", note="Times are of one TensorCore, half a chip."),
+    Table("tokamax_lce_xla_v6e", "v6e", "loss:xla"),
 )
 
 TABLES: dict[str, Table] = {table.name: table for table in _TABLES}
