@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from autotune.engines.compiler.schedule.bundles import Instruction, parse_bundles
 from autotune.engines.compiler.schedule.core import Core
-from autotune.engines.compiler.schedule.memory import Memory
+from autotune.engines.compiler.schedule.memory import Memory, TransferTiming
 from autotune.engines.compiler.schedule.program import Program
 from autotune.engines.compiler.schedule.scalar import HELPERS, Unknown, UnresolvedError, expression
 
@@ -31,7 +31,9 @@ LOOP = """
 
 
 def play(text: str, core: Core = CORE, index: int = 0) -> float:
-    memory = Memory(granule_bytes=32, read_cycles=0.5, write_cycles=1.0, latency=100.0)
+    memory = Memory(
+        TransferTiming(granule_bytes=32, pipe=0.5, write=2.0, row=3.0, read_latency=100.0, write_latency=50.0)
+    )
     end, _, _ = Program(parse_bundles(text), core).play(memory, index, 0.0, lambda op, start: start)
     return end
 
@@ -90,6 +92,17 @@ def test_a_wait_ends_when_the_transfer_does_or_at_once(trips):
     arrival = 1 + 500 + 100
     loop_end = 2 + 4 * trips
     assert play(LOOP.format(trips=trips)) == max(arrival, loop_end) + 2
+
+
+def test_rows_of_a_strided_transfer_cost_extra():
+    text = LOOP.format(trips=1).replace("[#allocation3] }", "[#allocation3], 64, 64, 2 }", 1)
+    rows = 1000 * 32 / (512 * 2)
+    assert play(text) == 1 + 500 + rows * 3 + 100 + 2
+
+
+def test_a_write_has_a_top_rate_of_its_own():
+    text = LOOP.format(trips=1).replace("dma.hbm_to_vmem", "dma.vmem_to_hbm")
+    assert play(text) == 1 + 1000 * 2 + 50 + 2
 
 
 def test_matrix_multiplies_stall_where_their_unit_is_busy():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from autotune.chips import Chip
-from autotune.engines.compiler.schedule.memory import Memory
+from autotune.engines.compiler.schedule.memory import Memory, TransferTiming
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,20 +32,26 @@ CORES = {
     "v7x": Core(delay_slots=1, cycles_per_push=8),
 }
 
-# Fitted on v5e: matmul 8192x8192x8192 in 63 block sizes and an elementwise 8192x8192 kernel in 24, taken
-# to hold for the other generations as fractions of their nominal bandwidth and in nanoseconds.
-READ_EFFICIENCY = 0.88
-WRITE_EFFICIENCY = 0.78
-DMA_LATENCY_NS = 500.0
+# Fitted on v5e to matmul 8192x8192x8192 in 63 block sizes and an elementwise 8192x8192 kernel in 24, and taken
+# over by the other generations: as a fraction of their nominal bandwidth, in bytes a cycle, in nanoseconds.
+HBM_EFFICIENCY = 0.916
+WRITE_BYTES_PER_CYCLE = 121.0
+READ_LATENCY_NS = 491.0
+WRITE_LATENCY_NS = 236.0
+ROW_NS = 0.31
 
 
 def new_memory(chip: Chip) -> Memory:
     """HBM as one of the chip's cores sees it; cores of one device share the bandwidth evenly."""
     granule = CORES[chip.name].granule_bytes
-    bytes_per_cycle = chip.hbm_gbps / chip.cores / chip.clock_ghz
+    bytes_per_cycle = HBM_EFFICIENCY * chip.hbm_gbps / chip.cores / chip.clock_ghz
     return Memory(
-        granule_bytes=granule,
-        read_cycles=granule / (bytes_per_cycle * READ_EFFICIENCY),
-        write_cycles=granule / (bytes_per_cycle * WRITE_EFFICIENCY),
-        latency=DMA_LATENCY_NS * chip.clock_ghz,
+        TransferTiming(
+            granule_bytes=granule,
+            pipe=granule / bytes_per_cycle,
+            write=granule / WRITE_BYTES_PER_CYCLE,
+            row=ROW_NS * chip.clock_ghz,
+            read_latency=READ_LATENCY_NS * chip.clock_ghz,
+            write_latency=WRITE_LATENCY_NS * chip.clock_ghz,
+        )
     )

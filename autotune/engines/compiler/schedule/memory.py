@@ -2,29 +2,45 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import defaultdict, deque
 
 from autotune.engines.compiler.schedule.scalar import UnresolvedError
+
+STEP_BYTES = 512  # the unit of a strided transfer's row length (``steps_per_stride``), on every generation tried
+
+
+@dataclasses.dataclass(frozen=True)
+class TransferTiming:
+    """How fast transfers are, in cycles of the core.
+
+    Attributes:
+        granule_bytes: The unit of a transfer's size in the listings.
+        pipe: Cycles the HBM is busy with one granule, whichever way it goes.
+        write: Cycles one write needs for a granule, however idle the HBM is.
+        row: Cycles the HBM is busy besides for each contiguous row of a strided transfer.
+        read_latency: Cycles from a read's last granule to its semaphore's signal.
+        write_latency: The same of a write.
+    """
+
+    granule_bytes: int
+    pipe: float
+    write: float
+    row: float
+    read_latency: float
+    write_latency: float
 
 
 class Memory:
     """One core's view of HBM: transfers share one pipe in the order of their issue.
 
-    Each transfer occupies the pipe for its bytes and signals its semaphore a latency later, so that
-    several in flight hide each other's latency, as double buffering intends.
-
-    Args:
-        granule_bytes: The unit of a transfer's size in the listings.
-        read_cycles: Cycles to move one granule from HBM.
-        write_cycles: Cycles to move one granule to HBM.
-        latency: Cycles from the end of a transfer to its semaphore's signal.
+    Each occupies the pipe for its bytes and signals its semaphore a latency later, so that several in
+    flight hide each other's latency, as double buffering intends. A single write cannot use the whole
+    pipe: two in flight at a time are what bounds a kernel that only copies.
     """
 
-    def __init__(self, granule_bytes: int, read_cycles: float, write_cycles: float, latency: float) -> None:
-        self._granule_bytes = granule_bytes
-        self._read_cycles = read_cycles
-        self._write_cycles = write_cycles
-        self._latency = latency
+    def __init__(self, timing: TransferTiming) -> None:
+        self._timing = timing
         self._pipe_free = 0.0
         self._values: dict[int, int] = defaultdict(int)
         self._pending: dict[int, deque[tuple[float, int]]] = defaultdict(deque)
@@ -32,23 +48,30 @@ class Memory:
         self.busy_cycles = 0.0
         self.idle_at = 0.0
 
-    def read(self, now: float, granules: int, semaphore: int) -> None:
-        """HBM to VMEM or SMEM."""
-        self._transfer(now, granules, semaphore, granules * self._read_cycles)
+    def read(self, now: float, granules: int, semaphore: int, steps: int) -> None:
+        """HBM to VMEM or SMEM, in contiguous rows of that many steps; 0 where it is one piece."""
+        arrived = self._occupy(now, granules, self._rows(granules, steps))
+        self._signal(arrived + self._timing.read_latency, granules, semaphore)
 
-    def write(self, now: float, granules: int, semaphore: int) -> None:
-        """VMEM or SMEM to HBM."""
-        self._transfer(now, granules, semaphore, granules * self._write_cycles)
+    def write(self, now: float, granules: int, semaphore: int, steps: int) -> None:
+        """VMEM or SMEM to HBM, in rows like `read`."""
+        rows = self._rows(granules, steps)
+        sent = max(self._occupy(now, granules, rows), now + granules * self._timing.write + rows * self._timing.row)
+        self._signal(sent + self._timing.write_latency, granules, semaphore)
 
-    def copy(self, now: float, granules: int, semaphore: int) -> None:
+    def copy(self, now: float, granules: int, semaphore: int, steps: int) -> None:
         """A transfer within the core; it takes its latency and no HBM bandwidth."""
-        self._signal(now + self._latency, granules, semaphore)
+        self._signal(now + self._timing.write_latency, granules, semaphore)
 
-    def _transfer(self, now: float, granules: int, semaphore: int, cycles: float) -> None:
+    def _rows(self, granules: int, steps: int) -> float:
+        return granules * self._timing.granule_bytes / (STEP_BYTES * steps) if steps else 0.0
+
+    def _occupy(self, now: float, granules: int, rows: float) -> float:
+        cycles = granules * self._timing.pipe + rows * self._timing.row
         self._pipe_free = max(self._pipe_free, now) + cycles
-        self.hbm_bytes += granules * self._granule_bytes
+        self.hbm_bytes += granules * self._timing.granule_bytes
         self.busy_cycles += cycles
-        self._signal(self._pipe_free + self._latency, granules, semaphore)
+        return self._pipe_free
 
     def _signal(self, at: float, granules: int, semaphore: int) -> None:
         self._pending[semaphore].append((at, granules))

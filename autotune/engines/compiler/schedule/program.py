@@ -211,7 +211,9 @@ class _Coder:
         if len(operands) < 4:
             raise UnresolvedError(f"cannot read the operands of {instruction.opcode}")
         source, _, destination = instruction.opcode.removeprefix("dma.").partition("_to_")
-        if not destination:  # dma.general: the pointers say where they point
+        steps = operands[6] if len(operands) > 6 else "0"
+        if not destination:  # dma.general: the pointers say where they point, a descriptor in memory the strides
             source, destination = ("hbm" if instruction.operands[index] in self._hbm else "local" for index in (0, 2))
+            steps = "0"
         how = "read" if source == "hbm" else "write" if destination == "hbm" else "copy"
-        return f"{how}(t + {offset}, {operands[1]}, {operands[3]})"
+        return f"{how}(t + {offset}, {operands[1]}, {operands[3]}, {steps})"
