@@ -12,7 +12,7 @@ from rough_kernels import RoughKernel, RoughProblem
 
 from autotune.chips import CHIPS, get_chip
 from autotune.engines import Task, open_engine
-from autotune.engines._pool import WorkerPool
+from autotune.engines._pool import WorkerDied, WorkerPool
 from autotune.engines.compiler.support import why_unsupported
 from autotune.errors import UnavailableError, UsageError
 from autotune.kernel import get_kernel
@@ -158,12 +158,45 @@ def test_where_libtpu_does_not_load_the_ranking_is_analytic_and_says_so(monkeypa
     monkeypatch.setenv("TPU_LIBRARY_PATH", str(broken))
     task = matmul_task("v5e", m=512, n=512, k=512, dtype="bfloat16")
     with open_engine("auto", task, jobs=1, timeout_s=60) as engine:
+        assert engine.name == "analytic"  # its times must not be taken for a compiler's
         assert "no TPU compiler" in engine.notice
         assert "\n" not in engine.notice
         config = blocks(task, 256, 256, 256)
         outcome = engine.evaluate(config).result()
         assert outcome.source is Source.ANALYTIC
         assert engine.validate(config).result().ok
+    with pytest.raises(UnavailableError, match="no TPU compiler: libtpu does not work here"):
+        open_engine("compiler", task, jobs=1, timeout_s=60)
+
+
+def test_an_environment_that_xla_refuses_shows_before_any_trial(monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", "--no_such_flag=1")
+    task = Task(RoughKernel(), RoughProblem(), get_chip("v5e"))
+    with pytest.raises(UnavailableError, match="no_such_flag") as caught:
+        open_engine("compiler", task, jobs=1, timeout_s=60)
+    assert "\n" not in str(caught.value)
+
+
+def test_how_a_worker_ended_is_told(tmp_path):
+    pool = WorkerPool(1, warm_up="os:getpid", environment={})
+    try:
+        with pytest.raises(WorkerDied, match="ended with exit code 7"):
+            pool.submit("os:_exit", {"status": 7}, timeout_s=30).result()
+        assert pool.submit("os:getpid", {}, timeout_s=30).result()
+    finally:
+        pool.close()
+
+
+def test_what_a_killed_tuner_left_behind_is_removed(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    stale, running = tmp_path / f"autotune-{gone.pid}-x", tmp_path / f"autotune-{os.getpid()}-x"
+    stale.mkdir()
+    running.mkdir()
+    WorkerPool(1, warm_up="os:getpid", environment={}).close()
+    assert not stale.exists()
+    assert running.exists()
 
 
 def test_on_other_machines_the_reason_is_one_line(monkeypatch):

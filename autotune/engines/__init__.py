@@ -28,4 +28,4 @@ def open_engine(name: str, task: Task, *, jobs: int, timeout_s: float) -> Engine
         raise UnavailableError("the device engine is not built yet: use --engine compiler")
     from autotune.engines.compiler.engine import open_compiler_engine
 
-    return open_compiler_engine(task, jobs=jobs, timeout_s=timeout_s)
+    return open_compiler_engine(task, jobs=jobs, timeout_s=timeout_s, or_analytic=name == "auto")

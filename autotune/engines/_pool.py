@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import selectors
 import shutil
 import signal
@@ -21,6 +22,10 @@ from typing import Any
 START_LIMIT_S = 120.0
 # Compilers keep what they allocate; a worker above this size is replaced between jobs.
 RECYCLE_BYTES = 900 * 1024**2
+_SCRATCH = "autotune-"
+_LAST_WORDS_S = 2.0
+# Lines of a worker's log that say why it died; libtpu writes many that say nothing.
+_TELLING = re.compile(r"^F\d{4} |Check fail|Fatal|Error: |MemoryError|Segmentation")
 
 
 class JobError(Exception):
@@ -45,7 +50,8 @@ class WorkerPool:
     """
 
     def __init__(self, size: int, *, warm_up: str, environment: Mapping[str, str]) -> None:
-        self._scratch = Path(tempfile.mkdtemp(prefix="autotune-"))
+        _remove_stale_scratch()
+        self._scratch = Path(tempfile.mkdtemp(prefix=f"{_SCRATCH}{os.getpid()}-"))
         self._warm_up = warm_up
         # Workers run elsewhere, but import what this process can.
         path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
@@ -88,17 +94,27 @@ class WorkerPool:
             if self._closed:  # it closed meanwhile and may have missed this one
                 worker.kill()
             self._local.worker = worker
-            worker.greet()
+            try:
+                worker.greet()
+            finally:
+                if not worker.alive:
+                    self._forget(worker)
         return worker
+
+    def _forget(self, worker: _Worker) -> None:
+        """A dead worker's process id may be someone else's by the time the pool closes."""
+        with self._lock:
+            self._workers.remove(worker)
 
     def _run(self, request: dict[str, Any], timeout_s: float) -> Any:
         worker = self._worker()
-        answer = worker.ask(request, timeout_s)
-        if answer["rss_bytes"] > RECYCLE_BYTES:
-            worker.kill()
-        if not worker.alive:
-            with self._lock:
-                self._workers.remove(worker)
+        try:
+            answer = worker.ask(request, timeout_s)
+            if answer["rss_bytes"] > RECYCLE_BYTES:
+                worker.kill()
+        finally:
+            if not worker.alive:
+                self._forget(worker)
         if "error" in answer:
             raise JobError(answer["error"])
         return answer["result"]
@@ -159,6 +175,8 @@ class _Worker:
                     raise JobTimeout(f"no result within {limit_s:g} s")
                 chunk = os.read(stdout.fileno(), 1 << 16)  # type: ignore[union-attr]
                 if not chunk:
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        self._process.wait(_LAST_WORDS_S)  # it is ending by itself: how is what the user asks
                     self.kill()
                     raise WorkerDied(self._obituary())
                 self._buffer += chunk
@@ -168,5 +186,23 @@ class _Worker:
     def _obituary(self) -> str:
         code = self._process.returncode
         how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
-        lines = self._log.read_text(errors="replace").strip().splitlines()[-3:]
-        return f"the worker process ended {how}" + (f": {' | '.join(lines)}" if lines else "")
+        lines = [line for line in self._log.read_text(errors="replace").splitlines() if _TELLING.search(line)]
+        return f"the worker process ended {how}" + (f": {lines[-1].strip()}" if lines else "")
+
+
+def _remove_stale_scratch() -> None:
+    """Removes what tuners that were killed could not."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_SCRATCH}*-*"):
+        pid = folder.name.removeprefix(_SCRATCH).partition("-")[0]
+        if pid.isdigit() and not _runs(int(pid)):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True

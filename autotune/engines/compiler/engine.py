@@ -11,6 +11,7 @@ from autotune.engines import _jobs
 from autotune.engines._base import Engine, Task
 from autotune.engines._pool import JobError, JobTimeout, WorkerDied, WorkerPool
 from autotune.engines.compiler.support import versions, why_unsupported, worker_environment
+from autotune.errors import UnavailableError
 from autotune.outcome import Config, Outcome, Source, Status
 from autotune.validation import Validation
 
@@ -19,8 +20,6 @@ _VALIDATION_TIMEOUT_S = 600.0
 
 class _PooledEngine(Engine):
     """What both engines share: validation in workers, and typed results for whatever happens to a worker."""
-
-    name = "compiler"
 
     def __init__(self, task: Task, pool: WorkerPool, *, jobs: int, timeout_s: float) -> None:
         super().__init__(task, jobs=jobs, timeout_s=timeout_s)
@@ -50,6 +49,8 @@ class _PooledEngine(Engine):
 class CompilerEngine(_PooledEngine):
     """Compiles each config for the target and predicts its time from the compiler's schedule."""
 
+    name = "compiler"
+
     def evaluate(self, config: Config) -> Future[Outcome]:
         return self._submit("compile_config", {"config": dict(config)})
 
@@ -67,6 +68,8 @@ class AnalyticEngine(_PooledEngine):
     Args:
         reason: Why the compiler is not used, in one line.
     """
+
+    name = "analytic"
 
     def __init__(self, task: Task, pool: WorkerPool, *, jobs: int, timeout_s: float, reason: str) -> None:
         super().__init__(task, pool, jobs=jobs, timeout_s=timeout_s)
@@ -96,8 +99,16 @@ class AnalyticEngine(_PooledEngine):
         return done
 
 
-def open_compiler_engine(task: Task, *, jobs: int, timeout_s: float) -> Engine:
-    """The compiler engine where the TPU compiler loads; else the analytic one, whose `notice` says why."""
+def open_compiler_engine(task: Task, *, jobs: int, timeout_s: float, or_analytic: bool) -> Engine:
+    """The compiler engine.
+
+    Args:
+        or_analytic: Where the TPU compiler does not load, the analytic engine is opened instead, whose
+            `notice` says why.
+
+    Raises:
+        UnavailableError: The compiler does not load, and nothing else was allowed.
+    """
     reason = why_unsupported()
     if reason is None:
         pool = WorkerPool(jobs, warm_up="autotune.engines.compiler.toolchain:warm_up", environment=worker_environment())
@@ -106,10 +117,12 @@ def open_compiler_engine(task: Task, *, jobs: int, timeout_s: float) -> Engine:
             return CompilerEngine(task, pool, jobs=jobs, timeout_s=timeout_s)
         except (JobError, WorkerDied, JobTimeout) as error:
             pool.close()
-            reason = f"libtpu does not load ({' '.join(str(error).split())[:200]})"
+            reason = f"libtpu does not work here ({' '.join(str(error).split())[:200]})"
         except BaseException:
             pool.close()
             raise
+    if not or_analytic:
+        raise UnavailableError(f"no TPU compiler: {reason}; --engine auto ranks by arithmetic alone")
     environment = {"JAX_PLATFORMS": "cpu"}
     pool = WorkerPool(jobs, warm_up="autotune.engines._jobs:import_jax", environment=environment)
     return AnalyticEngine(task, pool, jobs=jobs, timeout_s=timeout_s, reason=reason)

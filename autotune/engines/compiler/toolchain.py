@@ -26,8 +26,10 @@ _MESSAGE_LIMIT = 2000
 
 
 def warm_up() -> dict[str, str]:
-    """Loads the compiler; raises where it cannot be loaded."""
+    """Loads the compiler and compiles a trifle, so that a broken environment shows before any trial."""
     device = target_device(get_chip(DEFAULT_TARGET))
+    spec = jax.ShapeDtypeStruct((8, 128), "float32", sharding=jax.sharding.SingleDeviceSharding(device))
+    jax.jit(lambda x: x + 1).lower(spec).compile()
     return {"device_kind": device.device_kind}
 
 
