@@ -58,6 +58,23 @@ class Result:
     def predicted(self) -> list[Prediction]:
         return [one for one in self.predictions if one.predicted_ms is not None]
 
+    @property
+    def pairs(self) -> dict[str, int] | None:
+        """Of the pairs measured before and after a change, how many were predicted, and with its sign right."""
+        if self.table.pairs is None:
+            return None
+        sides: dict[str, dict[str, Prediction]] = {}
+        for one in self.predictions:
+            sides.setdefault(one.row.fields[self.table.pairs], {})[one.row.fields["which"]] = one
+        complete = [(side["before"], side["after"]) for side in sides.values() if {"before", "after"} <= side.keys()]
+        predicted = [(a, b) for a, b in complete if a.predicted_ms is not None and b.predicted_ms is not None]
+        right = [
+            (a, b)
+            for a, b in predicted
+            if (b.predicted_ms < a.predicted_ms) == (b.row.measured_ms < a.row.measured_ms)  # type: ignore[operator]
+        ]
+        return {"measured": len(complete), "predicted": len(predicted), "sign_right": len(right)}
+
     def summary(self) -> dict[str, Any]:
         """One JSON object; regrets and errors are percentages, and None where they mean nothing."""
         rows, best = self.predicted, min(one.row.measured_ms for one in self.predictions)
@@ -68,6 +85,7 @@ class Result:
             "target": self.table.target,
             "source": self.table.source,
             "fitted": self.table.fitted,
+            "wall_clock": self.table.wall_clock,
             "rows": len(self.predictions),
             "predicted": len(rows),
             "spearman": statistics.spearman(*pair),
@@ -76,6 +94,7 @@ class Result:
             "regret_top5": statistics.regret(*pair, best, 5) if sweep else None,
             "median_ratio": statistics.median_ratio(*pair),
             "mean_abs_error": statistics.mean_abs_error(*pair),
+            "pairs": self.pairs,
             "failures": [
                 {"row": one.row.fields, "status": one.outcome.status.value, "reason": one.failure}
                 for one in self.predictions

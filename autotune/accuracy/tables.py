@@ -37,6 +37,7 @@ class Table:
         target: The chip they were taken on.
         workload: ``module:function`` under `autotune.accuracy.workloads` that rebuilds a row.
         fitted: Whether constants of the timing model were fitted on these rows; else they are held out.
+        wall_clock: Whether the times contain the host's dispatch, some 0.1 ms, which no prediction has.
         sweep: Whether all rows are configs of one problem, so that picking the best of them means something.
         pairs: The column whose equal values mark rows before and after one change (see the column ``which``).
         slow: Takes minutes: predicted with ``--all`` or when it is named.
@@ -47,6 +48,7 @@ class Table:
     target: str
     workload: str
     fitted: bool = False
+    wall_clock: bool = False
     sweep: bool = False
     pairs: str | None = None
     slow: bool = False
@@ -79,15 +81,14 @@ def _value(text: str) -> int | float | str:
     return text
 
 
+HALF_CHIP = "Times are of one TensorCore, half a chip."
+MEAN = "Rows whose losses are averaged; those that sum them run the same program but for one division."
+PLAIN = "Rows in bfloat16 with a causal mask, as many heads of keys as of queries, and nothing else asked for."
+
 _TABLES = (
     Table("amleng_matmul_v5e", "v5e", "matmul:registered", fitted=True, sweep=True),
     Table("amleng_scale_v5e", "v5e", "elementwise:scale", fitted=True, sweep=True),
-    Table(
-        "jax_docs_matmul_v5e",
-        "v5e",
-        "matmul:tutorial",
-        note="Wall-clock times: each contains some 0.1 ms of dispatch, which no prediction has.",
-    ),
+    Table("jax_docs_matmul_v5e", "v5e", "matmul:tutorial", wall_clock=True),
     Table("jaxbench_pallas_v6e", "v6e", "jaxbench:pallas", pairs="workload"),
     Table(
         "jaxbench_xla_v6e",
@@ -95,9 +96,12 @@ _TABLES = (
         "jaxbench:xla",
         note="The workloads made of products with elementwise or row-wise epilogues, and two of attention.",
     ),
-    Table("tokamax_lce_pallas_v7x", "v7x", "loss:fused", note="Times are of one TensorCore, half a chip."),
-    Table("tokamax_lce_xla_v7x", "v7x", "loss:xla", note="Times are of one TensorCore, half a chip."),
-    Table("tokamax_lce_xla_v6e", "v6e", "loss:xla"),
+    Table("tokamax_lce_pallas_v7x", "v7x", "loss:fused", slow=True, note=f"{HALF_CHIP} {MEAN}"),
+    Table("tokamax_lce_xla_v7x", "v7x", "loss:xla", slow=True, note=f"{HALF_CHIP} {MEAN}"),
+    Table("tokamax_lce_xla_v6e", "v6e", "loss:xla", slow=True, note=MEAN),
+    Table("tokamax_attention_xla_v5p", "v5p", "attention:xla", slow=True, note=PLAIN),
+    Table("tokamax_attention_xla_v6e", "v6e", "attention:xla", slow=True, note=PLAIN),
+    Table("tokamax_attention_xla_v7x", "v7x", "attention:xla", slow=True, note=f"{HALF_CHIP} {PLAIN}"),
 )
 
 TABLES: dict[str, Table] = {table.name: table for table in _TABLES}

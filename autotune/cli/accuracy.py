@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
+from autotune.accuracy.plot import check_plot, write_plot
 from autotune.accuracy.run import Result, predict_tables
 from autotune.accuracy.tables import TABLES, Table, select
 from autotune.cli import render
@@ -16,12 +18,24 @@ LEGEND = (
     "than the best the first pick is, and the best of the first five; ratio: median of predicted over measured;",
     "error: mean of |ratio - 1|. Regrets are given for sweeps over one problem only.",
 )
+GROUPS: tuple[tuple[str, Callable[[Table], bool]], ...] = (
+    ("Fitted: constants of the timing model were fitted on these rows", lambda table: table.fitted),
+    ("Held out", lambda table: not table.fitted and not table.wall_clock),
+    (
+        "Held out, timed by wall clock: some 0.1 ms of dispatch in each, which no prediction has",
+        lambda table: not table.fitted and table.wall_clock,
+    ),
+)
 
 
 def run(arguments: argparse.Namespace) -> int:
     tables = select(arguments.tables, everything=arguments.all)
+    if arguments.plot is not None:
+        check_plot(arguments.plot)
     with reserved_stdout(arguments.json):
         results = _predict(tables, arguments)
+        if arguments.plot is not None:
+            write_plot(results, arguments.plot)
         if not arguments.json:
             _show(results, arguments)
     if arguments.json:
@@ -45,8 +59,8 @@ def _predict(tables: Sequence[Table], arguments: argparse.Namespace) -> list[Res
 
 def _show(results: Sequence[Result], arguments: argparse.Namespace) -> None:
     out = render.console()
-    for fitted, title in ((True, "Fitted: the model's constants were fitted on these rows"), (False, "Held out")):
-        chosen = [result for result in results if result.table.fitted is fitted]
+    for title, belongs in GROUPS:
+        chosen = [result for result in results if belongs(result.table)]
         if not chosen:
             continue
         out.print(title)
@@ -84,11 +98,14 @@ def _figures(result: Result) -> list[str]:
     ]
 
 
-def _explain(result: Result, out, *, rows: bool) -> None:
+def _explain(result: Result, out: Any, *, rows: bool) -> None:
     """The table's source and note, the rows that could not be predicted, and all rows where wanted."""
     out.print(f"\n{result.table.name} ({result.table.target}): {result.table.source}", soft_wrap=True)
     if result.table.note:
         out.print(result.table.note, soft_wrap=True)
+    if pairs := result.pairs:
+        counts = f"{pairs['sign_right']} of {pairs['predicted']} predicted, of {pairs['measured']} measured"
+        out.print(f"changes with the right sign: {counts}", soft_wrap=True)
     if rows:
         table = render.table("row", "predicted", "measured", "ratio")
         for one in result.predictions:

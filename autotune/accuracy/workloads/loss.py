@@ -43,6 +43,10 @@ def _fused(blocks: tuple[int, int, int], *, mean: bool) -> Callable[..., tuple[j
         grid = (pl.cdiv(rows, block_b), pl.cdiv(vocabulary, block_v), pl.cdiv(hidden, block_h))
         tail = vocabulary % block_v
 
+        def product(x_ref, w_ref) -> jax.Array:
+            # Unlike jnp.dot, this leaves float32 x and bfloat16 w as they are.
+            return jax.lax.dot(x_ref[...], w_ref[...], preferred_element_type=jnp.float32)
+
         def kernel(x_ref, labels_ref, w_ref, loss_ref, lse_ref, logits_ref) -> None:
             b, v, h = (pl.program_id(axis) for axis in range(3))
 
@@ -64,11 +68,11 @@ def _fused(blocks: tuple[int, int, int], *, mean: bool) -> Callable[..., tuple[j
             # A product in each branch: one shared by both would live in VMEM beside the logits.
             @pl.when(h == 0)
             def _():
-                logits_ref[...] = jnp.dot(x_ref[...], w_ref[...], preferred_element_type=jnp.float32)
+                logits_ref[...] = product(x_ref, w_ref)
 
             @pl.when(h > 0)
             def _():
-                logits_ref[...] += jnp.dot(x_ref[...], w_ref[...], preferred_element_type=jnp.float32)
+                logits_ref[...] += product(x_ref, w_ref)
 
             @pl.when(h == grid[2] - 1)
             def _():
