@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -24,6 +25,11 @@ class Status(enum.StrEnum):
     WRONG_RESULT = "wrong_result"
     TIMEOUT = "timeout"
     CRASH = "crash"  # the worker process died
+
+    @property
+    def transient(self) -> bool:
+        """Whether it may have been the machine's doing (memory short, disk full) and not the config's."""
+        return self in (Status.TIMEOUT, Status.CRASH)
 
 
 class Source(enum.StrEnum):
@@ -86,9 +92,26 @@ class Outcome:
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> Outcome:
-        """The inverse of `to_dict`."""
-        fields = dict(fields)
-        fields["status"] = Status(fields["status"])
-        if fields.get("source"):
-            fields["source"] = Source(fields["source"])
-        return cls(**fields)
+        """The inverse of `to_dict`; what only a newer version knows is ignored.
+
+        Raises:
+            ValueError: A field is malformed, or there is no status.
+        """
+        if not isinstance(fields, Mapping) or "status" not in fields:
+            raise ValueError("an outcome must be an object with a status")
+        known = {field.name: fields[field.name] for field in dataclasses.fields(cls) if field.name in fields}
+        for name in _FIGURES:
+            if known.get(name) is not None and not is_figure(known[name]):
+                raise ValueError(f"{name} must be a number, not {known[name]!r}")
+        known["status"] = Status(known["status"])
+        if known.get("source"):
+            known["source"] = Source(known["source"])
+        return cls(**known)
+
+
+_FIGURES = ("time_ms", "compute_ms", "memory_ms", "vmem_bytes", "hbm_bytes", "compile_s")
+
+
+def is_figure(value: object) -> bool:
+    """Whether `value` is a finite number that fits a float: what JSON may hold besides breaks arithmetic later."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max

@@ -6,7 +6,7 @@ Example:
 """
 
 from autotune.presets.entry import MEASURED, PREDICTED, Preset, software_versions
-from autotune.presets.resolve import Match, PresetWarning, find, lookup, tune_command
+from autotune.presets.resolve import Match, PresetWarning, find, lookup, tune_command, usable_config
 from autotune.presets.sources import search_path, using
 from autotune.presets.store import files, preset_path, read, save
 
@@ -25,5 +25,6 @@ __all__ = [
     "search_path",
     "software_versions",
     "tune_command",
+    "usable_config",
     "using",
 ]

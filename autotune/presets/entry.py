@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.metadata
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from autotune.outcome import Source
+from autotune.outcome import Source, is_figure
 
 PREDICTED, MEASURED = "predicted", "measured"
 _REQUIRED = ("kernel", "device_kind", "problem", "config", "time_ms")
@@ -35,6 +35,7 @@ class Preset:
         versions: Of jax, jaxlib, libtpu and the kernel.
         date: When it was tuned, ISO 8601, UTC.
         study: The study it came from.
+        extra: Fields that only a newer version knows: kept, so that rewriting a file loses nothing.
     """
 
     kernel: str
@@ -54,6 +55,7 @@ class Preset:
     versions: Mapping[str, str] = dataclasses.field(default_factory=dict)
     date: str | None = None
     study: str | None = None
+    extra: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def validated(self) -> bool:
@@ -72,12 +74,21 @@ class Preset:
         """Whether this preset should take the place of `other`, which is for the same problem.
 
         Times of different kernel versions are not comparable: the newer tuning then replaces the older.
+        What was never shown right has no time worth comparing.
         """
+        if self.validated != other.validated:
+            return self.validated
         if self.versions.get("kernel") != other.versions.get("kernel"):
             return True
         if self.rank != other.rank:
             return self.rank > other.rank
-        return self.time_ms < other.time_ms
+        if self.time_ms != other.time_ms:
+            return self.time_ms < other.time_ms
+        return self._baselines_known > other._baselines_known  # One's worker had died, say.
+
+    @property
+    def _baselines_known(self) -> int:
+        return sum(figures.get("time_ms") is not None for figures in self.baselines.values())
 
     def speedup(self, baseline: str) -> float | None:
         """The baseline's time over this one's; None where the baseline has no time."""
@@ -86,23 +97,84 @@ class Preset:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types; fields that are None are left out."""
-        return {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
+        fields = dataclasses.asdict(self)
+        extra = fields.pop("extra")
+        return {name: value for name, value in fields.items() if value is not None} | extra
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> Preset:
-        """Raises ValueError naming what is missing or malformed; fields that are not known are ignored."""
+        """Raises ValueError naming what is missing or malformed; fields that are not known are kept in `extra`."""
         if not isinstance(fields, Mapping):
             raise ValueError(f"an entry must be an object, not {type(fields).__name__}")
-        if missing := [name for name in _REQUIRED if name not in fields]:
+        if missing := [name for name in _REQUIRED if fields.get(name) is None]:
             raise ValueError(f"an entry lacks {', '.join(missing)}")
-        for name in ("problem", "config"):
-            if not isinstance(fields[name], Mapping):
-                raise ValueError(f"{name} must be an object")
-        time_ms = fields["time_ms"]
-        if not isinstance(time_ms, int | float) or isinstance(time_ms, bool) or not time_ms > 0:
-            raise ValueError(f"time_ms must be a positive number, not {time_ms!r}")
-        known = {field.name for field in dataclasses.fields(cls)}
-        return cls(**{name: value for name, value in fields.items() if name in known})
+        known = {}
+        for name, (right, words) in _FIELDS.items():
+            if fields.get(name) is None:
+                continue  # Not said, which every other field may be.
+            if not right(fields[name]):
+                raise ValueError(f"{name} must be {words}, not {str(fields[name])[:80]!r}")
+            known[name] = fields[name]
+        return cls(**known, extra={name: value for name, value in fields.items() if name not in _FIELDS})
+
+
+def _is_word(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_time(value: Any) -> bool:
+    return is_figure(value) and value > 0
+
+
+def _is_duration(value: Any) -> bool:
+    return is_figure(value) and value >= 0
+
+
+def _mapping_of(right: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    """Whether a value is an object whose values are all right (its keys are words, in JSON)."""
+    return lambda value: isinstance(value, Mapping) and all(map(right, value.values()))
+
+
+def _is_plain(value: Any) -> bool:
+    return value is None or isinstance(value, str | bool) or is_figure(value)
+
+
+def _is_baseline(value: Any) -> bool:
+    return isinstance(value, Mapping) and (value.get("time_ms") is None or _is_time(value["time_ms"]))
+
+
+def _is_verdict(value: Any) -> bool:
+    if not isinstance(value, Mapping) or not _is_word(value.get("status")):
+        return False
+    figures = (value.get(name) for name in ("max_rel_error", "max_element_error", "tolerance"))
+    return all(figure is None or is_figure(figure) for figure in figures)
+
+
+_METHODS = tuple(source.value for source in Source)
+_WORD = (_is_word, "a word")
+_TIME = (_is_time, "a positive number")
+_DURATION = (_is_duration, "a number of 0 or more")
+_PLAIN_MAPPING = (_mapping_of(_is_plain), "an object of numbers, words and flags")
+# Every field with what it must be: whatever reads a preset later may rely on that.
+_FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "kernel": _WORD,
+    "device_kind": _WORD,
+    "problem": _PLAIN_MAPPING,
+    "config": _PLAIN_MAPPING,
+    "time_ms": _TIME,
+    "source": (lambda value: value in (PREDICTED, MEASURED), f"{PREDICTED} or {MEASURED}"),
+    "method": (lambda value: value in _METHODS, " or ".join(_METHODS)),
+    "engine": _WORD,
+    "baselines": (_mapping_of(_is_baseline), "an object of objects with a positive time_ms"),
+    "compute_ms": _DURATION,
+    "memory_ms": _DURATION,
+    "roofline_ms": _DURATION,
+    "bound": _WORD,
+    "validation": (_is_verdict, "an object with a status and finite errors"),
+    "versions": (_mapping_of(_is_word), "an object of words"),
+    "date": _WORD,
+    "study": _WORD,
+}
 
 
 def software_versions() -> dict[str, str]:

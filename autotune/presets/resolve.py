@@ -15,6 +15,7 @@ from autotune.kernel import Kernel, get_kernel
 from autotune.presets import sources
 from autotune.presets.entry import Preset
 from autotune.problem import Problem, field_kinds
+from autotune.space import Space
 
 
 class PresetWarning(UserWarning):
@@ -70,7 +71,7 @@ def find(kernel: Kernel, problem: Problem, chip: Chip) -> Match:
         if theirs is not None and math.isfinite(apart := distance(problem, theirs)):
             near.append((apart, [-rank for rank in priority], preset))
     for apart, _, preset in sorted(near, key=lambda entry: entry[:2]):
-        if config := _usable(space, preset):
+        if config := usable_config(space, preset):
             return Match(config, "nearest" if apart else "exact", preset)
     return Match(dict(heuristic(kernel, problem, chip.name)), "heuristic")
 
@@ -134,7 +135,7 @@ def _problem_of(kernel: Kernel, preset: Preset) -> Problem | None:
         return None
 
 
-def _usable(space: Any, preset: Preset) -> dict[str, Any] | None:
+def usable_config(space: Space, preset: Preset) -> dict[str, Any] | None:
     """The preset's config where it is valid in `space`."""
     try:
         config = space.parse(preset.config)

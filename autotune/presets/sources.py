@@ -65,11 +65,11 @@ def pinned(kernel: str) -> dict[str, Any] | None:
     return _pinned.get().get(kernel)
 
 
-def candidates(kernel: str, device_kind: str) -> Iterator[tuple[tuple[int, bool, int], Preset]]:
+def candidates(kernel: str, device_kind: str) -> Iterator[tuple[tuple[int, bool, bool, int], Preset]]:
     """The presets of `kernel` on `device_kind`, each with its priority (the highest wins).
 
-    What `using` gave comes first, the innermost before the others; then a measurement before a prediction;
-    then the later place of the search path.
+    What `using` gave comes first, the innermost before the others; then what was validated; then a measurement
+    before a prediction; then the later place of the search path.
     """
     groups: list[tuple[int, Sequence[Preset]]] = []
     for place in search_path():
@@ -78,7 +78,7 @@ def candidates(kernel: str, device_kind: str) -> Iterator[tuple[tuple[int, bool,
     for place, (explicit, presets) in enumerate(groups):
         for preset in presets:
             if preset.kernel == kernel and preset.device_kind == device_kind:
-                yield (explicit, preset.measured, place), preset
+                yield (explicit, preset.validated, preset.measured, place), preset
 
 
 def _load(path: Path) -> list[Preset]:
@@ -86,8 +86,8 @@ def _load(path: Path) -> list[Preset]:
         return [preset for file in store.files(path) for preset in _load(file)]
     try:
         stat = path.stat()
-    except FileNotFoundError:
-        return []
+    except OSError:
+        return store.read(path)  # Says what is wrong, unless it only is not there.
     return _cached(path, stat.st_mtime_ns, stat.st_size, stat.st_ino)
 
 

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
-import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import filelock
 
 from autotune.errors import ResultsError
+from autotune.files import write_text
 from autotune.presets.entry import Preset
 
 
@@ -36,18 +35,25 @@ def read(path: Path) -> list[Preset]:
         entries = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(entries, list):
             raise ValueError("it must be a list of presets")
-        return [Preset.from_dict(fields) for fields in entries]
+        presets = [Preset.from_dict(fields) for fields in entries]
+        _text(presets).encode()  # What could not be written again must not be found out after a search.
+        return presets
     except FileNotFoundError:
         return []
-    except (OSError, ValueError) as error:  # Bad JSON and bad UTF-8 are ValueErrors.
+    except (OSError, ValueError, RecursionError) as error:  # Bad JSON and bad UTF-8 are ValueErrors.
         raise ResultsError(f"{path} cannot be read as presets ({error}): repair it or move it away") from None
 
 
-def save(path: Path, preset: Preset) -> bool:
-    """Keeps `preset` if it beats the one for the same problem, and says whether it did.
+def save(path: Path, preset: Preset, usable: Callable[[Preset], bool] = lambda preset: True) -> bool:
+    """Keeps `preset` if it beats those for the same problem, and says whether it did.
 
     Safe beside other processes that write the same file, and a kill at any moment leaves the old file or
     the new one.
+
+    Args:
+        path: The file.
+        preset: A validated preset.
+        usable: Whether a lookup could use an older one at all: what it could not never stays for being faster.
 
     Raises:
         ValueError: The preset was not validated.
@@ -58,14 +64,14 @@ def save(path: Path, preset: Preset) -> bool:
     path.parent.mkdir(parents=True, exist_ok=True)
     with _locked(path):
         presets = read(path)
-        place = next((i for i, old in enumerate(presets) if old.problem == preset.problem), None)
-        if place is None:
-            presets.append(preset)
-        elif preset.beats(presets[place]):
-            presets[place] = preset
-        else:
+        places = [i for i, old in enumerate(presets) if old.problem == preset.problem]
+        if any(usable(presets[i]) and not preset.beats(presets[i]) for i in places):
             return False
-        _replace(path, presets)
+        if not places:
+            places = [len(presets)]
+        kept = [old for i, old in enumerate(presets) if i not in places]
+        kept.insert(places[0], preset)
+        write_text(path, _text(kept))
     return True
 
 
@@ -81,17 +87,6 @@ def _locked(path: Path) -> Iterator[None]:
         yield
 
 
-def _replace(path: Path, presets: list[Preset]) -> None:
-    text = json.dumps([preset.to_dict() for preset in presets], indent=1, ensure_ascii=False, allow_nan=False)
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
-    try:
-        with open(descriptor, "w", encoding="utf-8") as file:
-            file.write(text + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)  # mkstemp's own mode would hide it from everybody else.
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
-        raise
+def _text(presets: Sequence[Preset]) -> str:
+    entries = [preset.to_dict() for preset in presets]
+    return json.dumps(entries, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
