@@ -13,17 +13,34 @@ from typing import Any, TypeVar
 
 from autotune import presets
 from autotune.engines._base import Engine, Task
-from autotune.outcome import Outcome, Status
+from autotune.errors import UsageError
+from autotune.files import check_writable
+from autotune.outcome import Config, Outcome, Status
 from autotune.presets import Preset
-from autotune.search import Interrupt, Search, SearchSettings, StopReason, TrialRecord, counts, fastest_first
+from autotune.search import (
+    Interrupt,
+    Search,
+    SearchSettings,
+    StopReason,
+    TrialRecord,
+    check_request,
+    counts,
+    fastest_first,
+    reasons,
+)
+from autotune.search.storage import shown, working
 from autotune.search.study import TuningStudy
 from autotune.space import config_key
+from autotune.validation import Validation
 
 _T = TypeVar("_T")
 _POLL_S = 0.2
 # What an interrupted run may still take to validate its best and to time the reference.
 INTERRUPTED_GRACE_S = 120.0
 REFERENCE = "xla"
+# A kernel that is wrong everywhere would otherwise have all its configs validated, one after the other.
+REFUSALS_IN_A_ROW = 5
+VALIDATION_ATTEMPTS = 2
 
 
 class Observer:
@@ -59,6 +76,8 @@ class TuneResult:
         study: The study's name.
         preset: The preset's file, where this result is the one kept there.
         kept: A better preset that was there before and stays; then `preset` names its file too.
+        gave_up: Validation refused so many configs in a row that no more were tried.
+        messages: Of each status but ok, the first message.
     """
 
     task: Task
@@ -73,6 +92,8 @@ class TuneResult:
     study: str
     preset: Path | None = None
     kept: bool = False
+    gave_up: bool = False
+    messages: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     @property
     def roofline_ms(self) -> float:
@@ -96,6 +117,7 @@ class TuneResult:
                 "time_ms": outcome.time_ms,
                 "validated": validation is not None and validation.ok,
                 "max_rel_error": validation.max_rel_error if validation else None,
+                "max_element_error": validation.max_element_error if validation else None,
                 "compute_ms": outcome.compute_ms,
                 "memory_ms": outcome.memory_ms,
                 "bound": outcome.bound,
@@ -116,6 +138,7 @@ class TuneResult:
             "stopped_because": self.stopped_because.value,
             "study": self.study,
             "preset": str(self.preset) if self.preset else None,
+            "messages": dict(self.messages),
         }
 
 
@@ -129,6 +152,22 @@ def baseline_figures(outcome: Outcome | None) -> dict[str, Any]:
 def preset_file(task: Task, results: Path) -> Path:
     """Where the preset of `task` is kept."""
     return presets.preset_path(results / "presets", task.chip.device_kind, task.kernel.name)
+
+
+def check(task: Task, settings: SearchSettings) -> None:
+    """Looks for whatever would stop a run, before an engine is started; changes nothing.
+
+    Raises:
+        UsageError: Nothing can be tuned as asked, or its results could not be written.
+        ResultsError: A results file cannot be read.
+    """
+    if next(iter(task.kernel.space(task.problem, task.chip)), None) is None:
+        raise UsageError(f"{task.kernel.name} has no valid config for {task.problem} on {task.chip.name}")
+    given = f"--results {settings.results}"
+    for folder in (settings.results / "studies", preset_file(task, settings.results).parent):
+        check_writable(folder, given)
+    presets.read(preset_file(task, settings.results))
+    check_request(task, task.kernel.baselines(task.problem, task.chip), settings)
 
 
 def tune(task: Task, engine: Engine, settings: SearchSettings, observer: Observer | None = None) -> TuneResult:
@@ -160,12 +199,13 @@ def tune(task: Task, engine: Engine, settings: SearchSettings, observer: Observe
             reference = engine.evaluate_reference()  # Not before: a first result should come soon.
         observer.trial(record)
 
-    observer.started(study.name, study.records(), settings.trials)
-    reason, best = StopReason.INTERRUPTED, None
-    with Interrupt() as interrupt, contextlib.suppress(KeyboardInterrupt):  # From the second signal on.
-        reason = search.run(on_trial, interrupt, started=started)
-        _settle_reference(engine, study, reference, interrupt)
-        best = _validate_fastest(engine, study, interrupt, observer)
+    reason, best, outcome, gave_up = StopReason.INTERRUPTED, None, None, False
+    with working(shown(settings.storage, settings.results, study.name)):
+        observer.started(study.name, study.records(), settings.trials)
+        with Interrupt() as interrupt, contextlib.suppress(KeyboardInterrupt):  # From the second signal on.
+            reason = search.run(on_trial, interrupt, started=started)
+            outcome = _settle_reference(engine, study, reference, interrupt)
+            best, gave_up = _validate_fastest(engine, study, interrupt, observer)
     records = study.records()
     outcomes = {config_key(record.config): record.outcome for record in records}
     result = TuneResult(
@@ -175,45 +215,63 @@ def tune(task: Task, engine: Engine, settings: SearchSettings, observer: Observe
         best=best,
         baselines={
             **{name: outcomes.get(config_key(config)) for name, config in baselines.items()},
-            REFERENCE: study.reference,
+            REFERENCE: outcome or study.reference,
         },
         unvalidated=next(iter(fastest_first(records)), None) if best is None else None,
         rejected=tuple(r for r in records if r.outcome.ok and r.status is not Status.OK),
         seconds=time.monotonic() - started,
         stopped_because=reason,
         study=study.name,
+        gave_up=gave_up,
+        messages=reasons(records),
     )
     return result if best is None else _keep(result, settings.results)
 
 
 def _settle_reference(
     engine: Engine, study: TuningStudy, reference: Future[Outcome] | None, interrupt: Interrupt
-) -> None:
+) -> Outcome | None:
     """Waits for the reference's time; a resumed study may know it already."""
     if study.reference is not None:
-        return
+        return study.reference
     outcome = _result(reference or engine.evaluate_reference(), interrupt)
     if outcome is not None:
         study.keep_reference(outcome)
+    return outcome
 
 
 def _validate_fastest(
     engine: Engine, study: TuningStudy, interrupt: Interrupt, observer: Observer
-) -> TrialRecord | None:
-    """The fastest config that passes. Those that do not are remembered, and never tried again."""
-    for record in fastest_first(study.records()):
+) -> tuple[TrialRecord | None, bool]:
+    """The fastest config that passes, and whether too many were refused to go on looking.
+
+    Those that are refused are remembered, and never tried again. One whose worker died was not refused.
+    """
+    for refusals, record in enumerate(fastest_first(study.records())):
         if record.validation is not None:
-            return record
+            return record, False
+        if refusals == REFUSALS_IN_A_ROW:
+            return None, True
         observer.validating(record)
-        validation = _result(engine.validate(record.config), interrupt)
+        validation = _validate(engine, record.config, interrupt)
         if validation is None:
-            return None
+            return None, False
         study.keep_validation(record.config, validation)
         record = dataclasses.replace(record, validation=validation)
         observer.validated(record)
         if validation.ok:
-            return record
-    return None
+            return record, False
+    return None, False
+
+
+def _validate(engine: Engine, config: Config, interrupt: Interrupt) -> Validation | None:
+    """The verdict; a worker that died or hung gives none, and is worth another try in a fresh one."""
+    validation = None
+    for _ in range(VALIDATION_ATTEMPTS):
+        validation = _result(engine.validate(config), interrupt)
+        if validation is None or not validation.status.transient:
+            break
+    return validation
 
 
 def _result(future: Future[_T], interrupt: Interrupt) -> _T | None:
@@ -255,6 +313,6 @@ def _keep(result: TuneResult, results: Path) -> TuneResult:
         date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         study=result.study,
     )
-    path = preset_file(task, results)
-    written = presets.save(path, preset)
+    path, space = preset_file(task, results), task.kernel.space(task.problem, task.chip)
+    written = presets.save(path, preset, lambda old: presets.usable_config(space, old) is not None)
     return dataclasses.replace(result, preset=path, kept=not written)

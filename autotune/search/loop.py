@@ -12,12 +12,12 @@ from concurrent.futures import CancelledError as FutureCancelled
 from pathlib import Path
 from typing import Any
 
-from autotune.engines._base import Engine
+from autotune.engines._base import Engine, Task
 from autotune.outcome import Config, Outcome, Status
 from autotune.search.encoding import Encoding
 from autotune.search.interrupt import Interrupt
 from autotune.search.pool import Pool
-from autotune.search.study import TuningStudy, identity
+from autotune.search.study import TuningStudy, check_studies, identity, study_name
 from autotune.search.trials import TrialRecord
 
 # Share of the trials that the analytic ranking decides; the sampler decides the others.
@@ -25,6 +25,8 @@ RANKED_SHARE = 0.22
 # Trials that wait beside those being worked on, so that no worker idles while a proposal is made.
 QUEUED = 1
 _POLL_S = 0.2
+# What an engine may turn out to be called, which nobody knows before it is started.
+ENGINES = ("compiler", "analytic", "device")
 
 
 class StopReason(enum.StrEnum):
@@ -57,6 +59,24 @@ class SearchSettings:
     results: Path = Path("results")
 
 
+def check_request(task: Task, baselines: Mapping[str, Config], settings: SearchSettings) -> None:
+    """Looks, before an engine is started and without changing anything, whether the study can be opened.
+
+    Raises:
+        UsageError: The study was made for something else, or its storage cannot be used.
+        ResultsError: The storage cannot be read.
+    """
+    encoding = Encoding(task.kernel.space(task.problem, task.chip), baselines.values())
+    wanted: dict[str, dict[str, str]] = {}
+    for engine in ENGINES:
+        parts = identity(task, engine, settings.seed, encoding)
+        name = settings.study or study_name(parts)
+        if settings.study:
+            del parts["engine"]
+        wanted[name] = parts
+    check_studies(wanted, settings.storage, settings.results)
+
+
 class Search:
     """One study's search. Creating it opens the study; `run` does the work.
 
@@ -86,6 +106,7 @@ class Search:
             name=settings.study,
         )
         self._in_flight: dict[Future[Outcome], Any] = {}
+        self._ranking_queued = False
 
     @functools.cached_property
     def pool(self) -> Pool:
@@ -115,55 +136,64 @@ class Search:
             started: `time.monotonic()` of the run's start, from which the budget counts.
         """
         deadline = started + self._settings.budget_s if self._settings.budget_s else None
-        self.study.recover()
-        done = len(self.study.records())
-        if done < self._settings.trials:
+        self.study.recover(self._engine.timeout_s)
+        if self.study.done < self._settings.trials:
             for config in self._baselines:
                 self.study.enqueue(config)
-        ranking_queued = False
         try:
             while True:
                 if interrupt.requested:
                     return StopReason.INTERRUPTED
                 if deadline is not None and time.monotonic() >= deadline:
                     return StopReason.BUDGET
-                if done >= self._settings.trials:
-                    return StopReason.TRIALS
-                while self._room(done):
-                    if not self.study.waiting:
-                        # Only now, with the first baseline already compiling: ranking a space takes a moment.
-                        if not ranking_queued:
-                            ranking_queued = True
-                            self._queue_ranking()
-                            continue
-                        if self.pool.exhausted(self.study.taken()):
-                            break
-                    self._submit()
+                exhausted = not self._fill()
                 if not self._in_flight:
-                    return StopReason.EXHAUSTED
+                    return StopReason.EXHAUSTED if exhausted else StopReason.TRIALS
                 finished, _ = wait(self._in_flight, timeout=_POLL_S, return_when=FIRST_COMPLETED)
                 for future in finished:
                     on_trial(self._collect(future))
-                    done += 1
         finally:
             self._abandon()
 
-    def _room(self, done: int) -> bool:
-        return len(self._in_flight) < min(self._engine.jobs + QUEUED, self._settings.trials - done)
+    def _fill(self) -> bool:
+        """Puts in flight what there is room for; False where the space has no more."""
+        while self._room():
+            if not self.study.waiting:
+                # Only now, with the first baseline already compiling: ranking a space takes a moment.
+                if not self._ranking_queued:
+                    self._ranking_queued = True
+                    self._queue_ranking()
+                    continue
+                if self.pool.exhausted(self.study.taken()):
+                    return False
+            if not self._submit():
+                return False
+        return True
+
+    def _room(self) -> bool:
+        """Other runs on the same study work for the same number of trials: theirs count."""
+        in_flight = len(self._in_flight)
+        if in_flight >= self._engine.jobs + QUEUED:
+            return False
+        return self.study.done + self.study.in_flight_elsewhere + in_flight < self._settings.trials
 
     def _queue_ranking(self) -> None:
         share = max(1, round(self._settings.trials * RANKED_SHARE))
         for config in self.pool.ranked(share):
             self.study.enqueue(config)
 
-    def _submit(self) -> None:
-        trial, config = self.study.ask()
+    def _submit(self) -> bool:
+        asked = self.study.ask()
+        if asked is None:
+            return False
+        trial, config = asked
         if reason := self._space.why_invalid(config):  # A baseline: nothing else is proposed unchecked.
             future: Future[Outcome] = Future()
             future.set_result(Outcome(Status.INVALID, message=reason))
         else:
             future = self._engine.evaluate(config)
         self._in_flight[future] = (trial, config)
+        return True
 
     def _collect(self, future: Future[Outcome]) -> TrialRecord:
         trial, config = self._in_flight[future]
@@ -172,7 +202,7 @@ class Search:
         except FutureCancelled:
             outcome = Outcome(Status.CRASH, message="the engine gave the trial up")
         del self._in_flight[future]
-        self.study.tell(trial, outcome)
+        self.study.tell(trial, outcome, limit_s=self._engine.timeout_s)
         return TrialRecord(trial.number, config, outcome)
 
     def _abandon(self) -> None:

@@ -17,6 +17,8 @@ from autotune.space import Space, config_key
 GRID_LIMIT = 200_000
 # The diverse choice looks no further down the ranking than this many times its size.
 RANKING_DEPTH = 8
+# Nor is it larger than this: each choice is compared with all before it.
+RANKING_MOST = 500
 # Another word changes more than the next size does: moving a proposal must not undo what was learnt of words.
 WORD_STEPS = 3
 
@@ -68,6 +70,7 @@ class Pool:
         Passed over are neighbours of a better config (one parameter, one step apart: the search visits them
         anyway), and configs that differ from it in one parameter that the estimate takes no notice of.
         """
+        count = min(count, RANKING_MOST)
         chosen: list[int] = []
         for row in range(min(len(self), count * RANKING_DEPTH)):
             if len(chosen) == count:

@@ -20,6 +20,18 @@ REDRAWS = 5
 STARTUP_TRIALS = 10
 
 
+class SpaceExhausted(Exception):
+    """Every config is taken: another run on the same study may have taken the last one just now.
+
+    Attributes:
+        number: The trial that was to have a proposal.
+    """
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
 class SpaceSampler(TPESampler):
     """Multivariate TPE whose proposals are always valid and new.
 
@@ -56,7 +68,7 @@ class SpaceSampler(TPESampler):
         else:
             config = pool.nearest(config, taken)
             if config is None:
-                raise RuntimeError("asked for a proposal of an exhausted space")
+                raise SpaceExhausted(trial.number)
         params = self._encoding.encode(config)
         return {name: params[name] for name in search_space}
 

@@ -11,6 +11,8 @@ from autotune.outcome import Outcome, Status
 from autotune.space import config_key, format_config
 from autotune.validation import Validation
 
+LONGEST_REASON = 300  # characters
+
 
 @dataclasses.dataclass(frozen=True)
 class TrialRecord:
@@ -35,11 +37,26 @@ class TrialRecord:
             return self.validation.status
         return self.outcome.status
 
+    @property
+    def message(self) -> str:
+        """What the engine, or else validation, said."""
+        return self.outcome.message or (self.validation.message if self.validation is not None else "")
+
 
 def counts(records: Iterable[TrialRecord]) -> dict[str, int]:
     """How many records of each status, ``ok`` first and in the order of `Status`."""
     found = Counter(record.status for record in records)
     return {status.value: found[status] for status in Status if found[status]}
+
+
+def reasons(records: Iterable[TrialRecord]) -> dict[str, str]:
+    """For each status but ``ok``, the first line of the first message that there is."""
+    found: dict[str, str] = {}
+    for record in records:
+        lines = record.message.strip().splitlines()
+        if record.status is not Status.OK and lines:
+            found.setdefault(record.status.value, lines[0][:LONGEST_REASON])
+    return found
 
 
 def fastest_first(records: Iterable[TrialRecord]) -> list[TrialRecord]:
@@ -49,7 +66,10 @@ def fastest_first(records: Iterable[TrialRecord]) -> list[TrialRecord]:
 
 
 def read_trials(trials: Iterable[Any], validations: Mapping[str, Validation]) -> list[TrialRecord]:
-    """The evaluated configs among Optuna's `trials`, each once, in the order they were asked for."""
+    """The evaluated configs among Optuna's `trials`, each once, in the order they were asked for.
+
+    Of a config that was tried again, what came last counts, unless an earlier trial was ok.
+    """
     records: dict[tuple, TrialRecord] = {}
     for trial in trials:
         attrs = trial.user_attrs
@@ -58,5 +78,7 @@ def read_trials(trials: Iterable[Any], validations: Mapping[str, Validation]) ->
         config = attrs["config"]
         validation = validations.get(format_config(config))
         record = TrialRecord(trial.number, config, Outcome.from_dict(attrs["outcome"]), validation)
-        records.setdefault(config_key(config), record)
+        known = records.get(config_key(config))
+        if known is None or not known.outcome.ok:
+            records[config_key(config)] = record
     return list(records.values())
