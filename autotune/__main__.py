@@ -2,6 +2,11 @@
 
 import sys
 
-from autotune.cli import main
+try:
+    from autotune.cli import main
 
-sys.exit(main())
+    code = main()
+except KeyboardInterrupt:  # So early that even `main` was not there yet.
+    print("autotune: interrupted", file=sys.stderr)
+    code = 130
+sys.exit(code)

@@ -46,7 +46,7 @@ BAD = [
     ("toy --problem m=100,n=100", "no valid config", ""),
     ("toy --problem dtype=int4", "dtype=int4", "bfloat16"),
     ("toy --storage http://x", "http://x", "sqlite:///"),
-    ("toy --study a/b", "a/b", "without slashes"),
+    ("toy --study a/b", "a/b", "letters, digits"),
     ("toy --colour", "--colour", "--help"),
     ("predict toy", "--config", ""),
     ("predict toy --config block_m=0,block_n=128", "block_m=0", "block_m must be positive"),

@@ -4,53 +4,43 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
-import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
+from autotune import files
 from autotune.chips import get_chip
+from autotune.cli.streams import print_json, reserved_stdout
 from autotune.engines._base import Task
-from autotune.errors import UsageError
-from autotune.kernel import get_kernel
+from autotune.errors import AutotuneError
+from autotune.kernel import Kernel, get_kernel
+
+__all__ = ["check_writable", "kernel_code", "load_kernel", "print_json", "read_task", "reserved_stdout"]
 
 
 def read_task(arguments: argparse.Namespace) -> Task:
     """The task that KERNEL, --problem and --target name. Raises UsageError."""
-    kernel = get_kernel(arguments.kernel)
+    kernel = load_kernel(arguments.kernel)
     return Task(kernel, kernel.parse_problem(arguments.problem), get_chip(arguments.target))
 
 
-def check_writable(folder: Path) -> None:
-    """Raises UsageError unless `folder` can be written, or made; makes nothing."""
-    parent = folder.absolute()
-    while not parent.exists():
-        parent = parent.parent
-    if not parent.is_dir():
-        raise UsageError(f"--results {folder}: {parent} is a file; give a folder")
-    if not os.access(parent, os.W_OK | os.X_OK):
-        raise UsageError(f"--results {folder}: {parent} cannot be written; give another folder")
+def load_kernel(name: str) -> Kernel:
+    """The kernel; raises AutotuneError where there is none, or its module cannot be imported."""
+    with kernel_code(name):
+        return get_kernel(name)
 
 
 @contextlib.contextmanager
-def reserved_stdout(json_wanted: bool) -> Iterator[None]:
-    """While entered, what anybody (child processes too) prints goes to standard error where JSON is wanted."""
-    if not json_wanted:
-        yield
-        return
-    sys.stdout.flush()
-    kept = os.dup(1)
-    os.dup2(2, 1)
+def kernel_code(name: str) -> Iterator[None]:
+    """While entered, whatever importing a kernel's modules raises (jax refuses a bad setting so) becomes one line."""
     try:
-        with contextlib.redirect_stdout(sys.stderr):
-            yield
-    finally:
-        os.dup2(kept, 1)
-        os.close(kept)
+        yield
+    except (AutotuneError, OSError):
+        raise
+    except Exception as error:
+        lines = str(error).strip().splitlines() or [""]
+        raise AutotuneError(f"kernel {name!r} cannot be loaded: {type(error).__name__}: {lines[0]}") from error
 
 
-def print_json(document: Any) -> None:
-    """Writes the one JSON document of a command."""
-    print(json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False))
+def check_writable(folder: Path) -> None:
+    """Raises UsageError unless a results folder can be written, or made; makes nothing."""
+    files.check_writable(folder, f"--results {folder}")

@@ -69,8 +69,10 @@ def read_rows(path: Path, kernel: Kernel, problem: Any, chip: Chip, columns: str
         raise ResultsError(f"{path} cannot be read as CSV: {error}") from None
     if not lines:
         raise UsageError(f"{path} has no rows: give a header of parameter names and one config a row")
-    spaces: dict[Any, Space] = {}
-    meanings: dict[str, str] | None = None
+    if twice := [name for name, uses in Counter(filter(None, header)).items() if uses > 1]:
+        raise UsageError(f"{path} has the column {twice[0]!r} twice: give each its own name")
+    spaces: dict[Any, Space] = {problem: kernel.space(problem, chip)}
+    meanings = _meanings(header, spaces[problem].params, columns)
     rows = []
     for line, fields in lines:
         if None in fields or None in fields.values():
@@ -80,7 +82,6 @@ def read_rows(path: Path, kernel: Kernel, problem: Any, chip: Chip, columns: str
             about = problem.replace(own) if own else problem
             if about not in spaces:
                 spaces[about] = kernel.space(about, chip)
-            meanings = meanings or _meanings(header, spaces[about].params, columns)
             rows.append(_row(about, spaces[about], fields, meanings))
         except UsageError as error:
             raise UsageError(f"{path}, line {line}: {error}") from None
@@ -95,6 +96,8 @@ def _meanings(header: list[str], params: Mapping[str, Any], columns: str | None)
             raise UsageError(f"--columns names {column!r}: the file has {', '.join(header)}")
         if name not in params:
             raise UsageError(f"--columns gives {column} the unknown parameter {name!r}: use {one_of(params)}")
+    if several := [name for name, uses in Counter(said.values()).items() if uses > 1]:
+        raise UsageError(f"--columns gives several columns the parameter {several[0]!r}: each has one column")
     meanings = dict(said)
     for names in ({name: name for name in params}, short_names(params)):
         for column, name in names.items():

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from autotune.cli import render
-from autotune.cli.common import print_json, reserved_stdout
+from autotune.cli.common import load_kernel, print_json, reserved_stdout
 from autotune.cli.parser import usable_cores
 from autotune.engines.compiler import support
 from autotune.errors import AutotuneError
-from autotune.kernel import get_kernel, kernel_names
+from autotune.kernel import kernel_names
 
 NEEDED = ("jax", "jaxlib", "optuna", "numpy", "pandas", "rich", "filelock")
 
@@ -52,7 +52,7 @@ def _facts() -> Iterator[tuple[str, bool, str]]:
     yield _kernels_package()
     for name in kernel_names():
         try:
-            get_kernel(name)
+            load_kernel(name)
             yield f"kernel {name}", True, "loads"
         except AutotuneError as error:
             yield f"kernel {name}", False, str(error)

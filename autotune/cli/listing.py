@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from autotune.chips import get_chip
-from autotune.cli.common import print_json
+from autotune.cli.common import load_kernel, print_json
 from autotune.cli.render import WIDTH
 from autotune.errors import AutotuneError, UsageError
-from autotune.kernel import Kernel, get_kernel, kernel_names
+from autotune.kernel import Kernel, kernel_names
 from autotune.space import Param
 
 
@@ -21,7 +21,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.problem and not arguments.kernel:
         raise UsageError("--problem is one kernel's: write `autotune list KERNEL --problem …`")
     if arguments.kernel:
-        documents = [_document(get_kernel(arguments.kernel), arguments.problem, chip, count=True)]
+        documents = [_document(load_kernel(arguments.kernel), arguments.problem, chip, count=True)]
     else:
         documents = [_document(kernel, None, chip, count=False) for kernel in _all_kernels()]
     if arguments.json:
@@ -36,7 +36,7 @@ def _all_kernels() -> Iterator[Kernel]:
     """The kernels that load; one package's broken kernel must not hide the others."""
     for name in kernel_names():
         try:
-            yield get_kernel(name)
+            yield load_kernel(name)
         except AutotuneError as error:
             print(f"autotune: {error}", file=sys.stderr)
 

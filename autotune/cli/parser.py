@@ -16,6 +16,9 @@ ENGINES = ("auto", "compiler", "device")
 FORMATS = ("md", "csv", "html")
 TUNE = "tune"
 DEFAULT_TIMEOUT_S = 120.0
+LONGEST_S = 7 * 24 * 3600  # What waits longer than a week is a mistake, and what waits much longer overflows.
+MOST_JOBS = 1024
+SEEDS = 2**32  # numpy's generators take no more.
 
 
 class _Parser(argparse.ArgumentParser):
@@ -46,7 +49,7 @@ def _build() -> tuple[argparse.ArgumentParser, list[str]]:
         epilog="`autotune KERNEL` tunes a kernel; `autotune tune --help` lists its options.",
     )
     parser.add_argument("--version", action="version", version=f"autotune {__version__}")
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, prog="autotune")
     _add_tune(commands)
     _add_list(commands)
     _add_predict(commands)
@@ -58,12 +61,12 @@ def _build() -> tuple[argparse.ArgumentParser, list[str]]:
 
 
 def _add_tune(commands: Any) -> None:
-    parser = commands.add_parser(TUNE, prog="autotune", help="tune a kernel (the word may be left out)")
+    parser = commands.add_parser(TUNE, help="tune a kernel (the word may be left out)")
     parser.add_argument("kernel", metavar="KERNEL", help="what to tune: see `autotune list`")
     parser.add_argument("--trials", type=_positive_int, default=100, metavar="N", help="configs to try (100)")
     _add_task(parser)
     _add_engine(parser, ENGINES)
-    parser.add_argument("--seed", type=_natural, default=0, metavar="N", help="of the search (0)")
+    parser.add_argument("--seed", type=_seed, default=0, metavar="N", help="of the search (0)")
     parser.add_argument(
         "--budget", type=_positive, metavar="S", help="seconds after which no more is tried; the best is validated then"
     )
@@ -121,7 +124,7 @@ def _add_accuracy(commands: Any) -> None:
     parser.add_argument("--all", action="store_true", help="the tables that take minutes too")
     parser.add_argument("--rows", action="store_true", help="print every row")
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw predicted against measured")
-    parser.add_argument("--jobs", type=_positive_int, default=usable_cores(), metavar="N", help="workers (one a core)")
+    parser.add_argument("--jobs", type=_jobs, default=usable_cores(), metavar="N", help="workers (one a core)")
     parser.add_argument("--timeout", type=_positive, default=300.0, metavar="S", help="for a row (300)")
     _add_json(parser)
     parser.set_defaults(run=_run("accuracy"))
@@ -140,7 +143,7 @@ def _add_task(parser: argparse.ArgumentParser) -> None:
 
 def _add_engine(parser: argparse.ArgumentParser, engines: Sequence[str]) -> None:
     parser.add_argument("--engine", choices=engines, default="auto", help="what gives the times (auto)")
-    parser.add_argument("--jobs", type=_positive_int, default=usable_cores(), metavar="N", help="workers (one a core)")
+    parser.add_argument("--jobs", type=_jobs, default=usable_cores(), metavar="N", help="workers (one a core)")
     parser.add_argument(
         "--timeout", type=_positive, default=DEFAULT_TIMEOUT_S, metavar="S", help=f"for a trial ({DEFAULT_TIMEOUT_S:g})"
     )
@@ -172,22 +175,26 @@ def usable_cores() -> int:
 
 
 def _positive_int(text: str) -> int:
-    return _number(text, int, 1, "a positive integer")
+    return _number(text, int, 1, 2**31, "a positive integer")
 
 
-def _natural(text: str) -> int:
-    return _number(text, int, 0, "an integer of 0 or more")
+def _jobs(text: str) -> int:
+    return _number(text, int, 1, MOST_JOBS, f"a positive integer of at most {MOST_JOBS}")
+
+
+def _seed(text: str) -> int:
+    return _number(text, int, 0, SEEDS - 1, f"an integer of 0 or more, below {SEEDS}")
 
 
 def _positive(text: str) -> float:
-    return _number(text, float, 1e-9, "a positive number of seconds")
+    return _number(text, float, 1e-3, LONGEST_S, f"a positive number of seconds, at most {LONGEST_S} (a week)")
 
 
-def _number(text: str, kind: type, least: float, right: str) -> Any:
+def _number(text: str, kind: type, least: float, most: float, right: str) -> Any:
     try:
         value = kind(text)
     except ValueError:
         value = None
-    if value is None or not least <= value < 2**63:
+    if value is None or not least <= value <= most:
         raise argparse.ArgumentTypeError(f"{text} must be {right}")
     return value

@@ -9,7 +9,7 @@ from typing import Any
 
 from autotune import engines
 from autotune.cli import render
-from autotune.cli.common import print_json, read_task, reserved_stdout
+from autotune.cli.common import print_json, read_task
 from autotune.cli.config_table import Row, read_rows
 from autotune.engines._base import Task
 from autotune.errors import UsageError
@@ -21,12 +21,11 @@ from autotune.space import format_config
 def run(arguments: argparse.Namespace) -> int:
     task = read_task(arguments)
     rows = _rows(task, arguments)
-    with reserved_stdout(arguments.json):
-        outcomes = _predict(task, rows, arguments)
-        if not arguments.json:
-            _show(task, rows, outcomes)
+    outcomes = _predict(task, rows, arguments)
     if arguments.json:
-        print_json([_document(row, outcome) for row, outcome in zip(rows, outcomes, strict=True)])
+        print_json([_document(task, row, outcome) for row, outcome in zip(rows, outcomes, strict=True)])
+    else:
+        _show(task, rows, outcomes)
     return 0 if any(outcome.ok for outcome in outcomes) else 1
 
 
@@ -66,9 +65,11 @@ def _predict(task: Task, rows: Sequence[Row], arguments: argparse.Namespace) -> 
     return [outcomes[place] for place in range(len(rows))]
 
 
-def _document(row: Row, outcome: Outcome) -> dict[str, Any]:
+def _document(task: Task, row: Row, outcome: Outcome) -> dict[str, Any]:
+    own = _own_fields(task, row)
     return {
         "config": row.config,
+        **({"problem": own} if own else {}),
         "status": outcome.status,
         "time_ms": outcome.time_ms,
         "compute_ms": outcome.compute_ms,
@@ -78,17 +79,26 @@ def _document(row: Row, outcome: Outcome) -> dict[str, Any]:
     } | ({"message": outcome.message} if outcome.message else {})
 
 
+def _own_fields(task: Task, row: Row) -> dict[str, Any]:
+    """Where a row's problem differs from the one asked for."""
+    asked = task.problem.to_dict()
+    return {name: value for name, value in row.problem.to_dict().items() if value != asked[name]}
+
+
 def _show(task: Task, rows: Sequence[Row], outcomes: Sequence[Outcome]) -> None:
     out = render.console()
     common = _common(rows)
     if common:
         out.print(f"all with {format_config(common)}", soft_wrap=True)
-    table = render.table("config", "time", "compute", "memory", "bound")
-    for row, outcome in zip(rows, outcomes, strict=True):
+    problems = [_own_fields(task, row) for row in rows]
+    heads = ("config", "problem") if any(problems) else ("config",)
+    table = render.table(*heads, "time", "compute", "memory", "bound", left=len(heads))
+    for row, problem, outcome in zip(rows, problems, outcomes, strict=True):
         own = {name: value for name, value in row.config.items() if name not in common}
         figures = [render.milliseconds(value) for value in (outcome.time_ms, outcome.compute_ms, outcome.memory_ms)]
         first = figures[0] if outcome.ok else outcome.status.value
-        table.add_row(format_config(own).replace(",", ", "), first, *figures[1:], outcome.bound or "–")
+        words = [format_config(fields).replace(",", ", ") for fields in (own, problem)][: len(heads)]
+        table.add_row(*words, first, *figures[1:], outcome.bound or "–")
     out.print(table)
     for reason in dict.fromkeys(f"{o.status.value}: {o.message}" for o in outcomes if not o.ok and o.message):
         out.print(reason.strip().splitlines()[0], soft_wrap=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,9 @@ from typing import Any
 from autotune import presets
 from autotune.chips import get_chip
 from autotune.cli import render
-from autotune.cli.common import print_json
+from autotune.cli.common import kernel_code, load_kernel, print_json
 from autotune.errors import AutotuneError, UsageError
-from autotune.kernel import get_kernel, kernel_names
+from autotune.kernel import kernel_names
 from autotune.presets import Preset
 from autotune.space import format_config
 
@@ -30,7 +31,7 @@ class Finding:
 
 def run(arguments: argparse.Namespace) -> int:
     if arguments.kernel is not None and arguments.kernel not in kernel_names():
-        get_kernel(arguments.kernel)  # Says which there are.
+        load_kernel(arguments.kernel)  # Says which there are.
     found = list(_presets(arguments))
     if arguments.action == "check":
         return _check(found, arguments.json)
@@ -47,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _presets(arguments: argparse.Namespace) -> Iterator[tuple[Path, Preset]]:
     if arguments.results is None:
         places = presets.search_path()
-    elif (folder := arguments.results / "presets").is_dir():
+    elif _is_folder(folder := arguments.results / "presets"):
         places = [folder]
     else:
         raise UsageError(f"--results {arguments.results}: it has no folder presets")
@@ -56,6 +57,16 @@ def _presets(arguments: argparse.Namespace) -> Iterator[tuple[Path, Preset]]:
             for preset in presets.read(path):
                 if arguments.kernel in (None, preset.kernel):
                     yield path, preset
+
+
+def _is_folder(folder: Path) -> bool:
+    try:
+        is_folder = folder.is_dir()
+    except OSError as error:
+        raise UsageError(f"--results {folder.parent}: {error.strerror}") from None
+    if is_folder and not os.access(folder, os.R_OK | os.X_OK):
+        raise UsageError(f"--results {folder.parent}: {folder} cannot be read")
+    return is_folder
 
 
 def _list(found: list[tuple[Path, Preset]]) -> None:
@@ -90,16 +101,18 @@ def _check(found: list[tuple[Path, Preset]], as_json: bool) -> int:
 
 def _unusable(preset: Preset) -> str | None:
     try:
-        kernel, chip = get_kernel(preset.kernel), get_chip(preset.device_kind)
+        kernel, chip = load_kernel(preset.kernel), get_chip(preset.device_kind)
         problem = kernel.problem_type.from_dict(preset.problem)
         space = kernel.space(problem, chip)
         config = space.parse(preset.config)
+        with kernel_code(kernel.name):
+            version = kernel.version
     except AutotuneError as error:
         return str(error)
     if reason := space.why_invalid(config):
         return f"{format_config(config)}: {reason}"
     if not preset.validated:
         return "it was never validated"
-    if preset.versions.get("kernel") != kernel.version:
+    if preset.versions.get("kernel") != version:
         return f"it is of another version of the kernel; renew it: {presets.tune_command(kernel, problem, chip)}"
     return None

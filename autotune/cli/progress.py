@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 from autotune.cli import render
@@ -16,9 +17,16 @@ LINE_EVERY_TRIALS = 10
 
 
 class _Tally(Observer):
-    """Counts and the best, which both ways of showing need."""
+    """Counts and the best, which both ways of showing need.
 
-    def __init__(self) -> None:
+    Args:
+        console: Where it is shown.
+        heading: Lines shown first, once the run has begun: an error before that stays the only line.
+    """
+
+    def __init__(self, console: Any, heading: Sequence[str]) -> None:
+        self._console = console
+        self._heading = heading
         self.counts: Counter[Status] = Counter()
         self.best: TrialRecord | None = None
         self.trials = 0
@@ -28,6 +36,9 @@ class _Tally(Observer):
         self.trials = trials
         for record in known:
             self._count(record)
+        resumed = f", {self.done} trials of it known" if known else ""
+        for line in (*self._heading, f"study {study}{resumed}"):
+            self._console.print(line, soft_wrap=True)
 
     def trial(self, record: TrialRecord) -> None:
         self._count(record)
@@ -52,17 +63,14 @@ class _Tally(Observer):
 class LineProgress(_Tally):
     """A plain line every few trials or seconds."""
 
-    def __init__(self, console: Any) -> None:
-        super().__init__()
-        self._console = console
+    def __init__(self, console: Any, heading: Sequence[str]) -> None:
+        super().__init__(console, heading)
         self._last_time = self.begun
         self._last_done = 0
 
     def started(self, study: str, known: list[TrialRecord], trials: int) -> None:
         super().started(study, known, trials)
         self._last_done = self.done
-        resumed = f", {self.done} trials of it known" if known else ""
-        self._console.print(f"study {study}{resumed}", soft_wrap=True)
 
     def trial(self, record: TrialRecord) -> None:
         super().trial(record)
@@ -90,11 +98,17 @@ class LineProgress(_Tally):
 class BarProgress(_Tally):
     """A live bar, with what came of the trials under it."""
 
-    def __init__(self, console: Any) -> None:
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    def __init__(self, console: Any, heading: Sequence[str]) -> None:
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeElapsedColumn,
+            TimeRemainingColumn,
+        )
 
-        super().__init__()
-        from rich.progress import TimeRemainingColumn
+        super().__init__(console, heading)
 
         self._progress = Progress(
             BarColumn(bar_width=16),
@@ -109,8 +123,7 @@ class BarProgress(_Tally):
 
     def started(self, study: str, known: list[TrialRecord], trials: int) -> None:
         super().started(study, known, trials)
-        resumed = f", {self.done} trials of it known" if known else ""
-        self._progress.console.print(f"study {study}{resumed}")
+        self._progress.start()
         self._task = self._progress.add_task(self.status, total=trials, completed=self.done)
 
     def trial(self, record: TrialRecord) -> None:
@@ -126,16 +139,15 @@ class BarProgress(_Tally):
         self._progress.update(self._task, description=self.status)
 
     def __enter__(self) -> BarProgress:
-        self._progress.start()
         return self
 
     def __exit__(self, *exc_info: object) -> None:
         self._progress.stop()
 
 
-def make_progress(console: Any) -> LineProgress | BarProgress:
-    """A bar where `console` is a terminal, lines elsewhere."""
-    return BarProgress(console) if console.is_terminal else LineProgress(console)
+def make_progress(console: Any, heading: Sequence[str]) -> LineProgress | BarProgress:
+    """A bar where `console` is a terminal, lines elsewhere; `heading` comes first."""
+    return (BarProgress if console.is_terminal else LineProgress)(console, heading)
 
 
 def _text(record: TrialRecord) -> str:

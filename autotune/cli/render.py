@@ -62,7 +62,13 @@ def console(*, stderr: bool = False) -> Console:
     """A console that adds no colours of its own to numbers; 80 columns where there is no terminal."""
     from rich.console import Console
 
-    made = Console(stderr=stderr, highlight=False, markup=False, emoji=False)
+    class Quiet(Console):
+        """Says no more where its reader has gone (``| head``); the work goes on."""
+
+        def on_broken_pipe(self) -> None:
+            self.quiet = True
+
+    made = Quiet(stderr=stderr, highlight=False, markup=False, emoji=False)
     if not made.is_terminal:
         made.width = WIDTH
     return made

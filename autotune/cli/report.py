@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 
 from autotune import report
-from autotune.cli.common import check_writable, print_json
-from autotune.kernel import get_kernel, kernel_names
+from autotune.cli.common import check_writable, load_kernel, print_json
+from autotune.kernel import kernel_names
 
 DEFAULT_FORMATS = ("md", "csv")
 
@@ -15,8 +15,9 @@ def run(arguments: argparse.Namespace) -> int:
     known = kernel_names()
     for name in arguments.kernels:
         if name not in known:
-            get_kernel(name)  # Says which there are.
+            load_kernel(name)  # Says which there are.
     check_writable(arguments.results)
+    check_writable(arguments.results / "reports")
     formats = (arguments.format,) if arguments.format else DEFAULT_FORMATS
     written = report.write_reports(arguments.results, arguments.kernels, formats)
     if arguments.json:

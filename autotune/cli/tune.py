@@ -6,16 +6,14 @@ import argparse
 import contextlib
 from typing import Any
 
-from autotune import engines, presets
+from autotune import engines
 from autotune.cli import render
-from autotune.cli.common import check_writable, print_json, read_task, reserved_stdout
+from autotune.cli.common import kernel_code, print_json, read_task
 from autotune.engines._base import Task
-from autotune.errors import UsageError
 from autotune.outcome import Outcome
 from autotune.search import SearchSettings, StopReason
-from autotune.search.storage import journal_path
 from autotune.space import format_config
-from autotune.tuner import REFERENCE, TuneResult, preset_file, tune
+from autotune.tuner import REFERENCE, REFUSALS_IN_A_ROW, TuneResult, check, tune
 
 _STOPPED = {
     StopReason.TRIALS: "",
@@ -27,7 +25,6 @@ _STOPPED = {
 
 def run(arguments: argparse.Namespace) -> int:
     task = read_task(arguments)
-    _check(task, arguments)
     settings = SearchSettings(
         trials=arguments.trials,
         seed=arguments.seed,
@@ -36,26 +33,15 @@ def run(arguments: argparse.Namespace) -> int:
         study=arguments.study,
         results=arguments.results,
     )
-    with reserved_stdout(arguments.json):
-        result = _tune(task, arguments, settings)
-        if not arguments.json:
-            _show(result)
+    with kernel_code(task.kernel.name):
+        _ = task.kernel.version
+    check(task, settings)
+    result = _tune(task, arguments, settings)
     if arguments.json:
         print_json(result.to_dict())
+    else:
+        _show(result)
     return 0 if result.best is not None else 1
-
-
-def _check(task: Task, arguments: argparse.Namespace) -> None:
-    """Everything that can be wrong with the request, before anything is written."""
-    name = arguments.study
-    if name is not None and (not name.strip() or "/" in name or "\\" in name or name.startswith(".")):
-        raise UsageError(f"--study {name}: use a name without slashes or a leading dot")
-    check_writable(arguments.results)
-    journal_path(arguments.storage, arguments.results, arguments.study or "study")
-    presets.read(preset_file(task, arguments.results))
-    space = task.kernel.space(task.problem, task.chip)
-    if next(iter(space), None) is None:
-        raise UsageError(f"{task.kernel.name} has no valid config for {task.problem} on {task.chip.name}")
 
 
 def _tune(task: Task, arguments: argparse.Namespace, settings: SearchSettings) -> TuneResult:
@@ -66,10 +52,9 @@ def _tune(task: Task, arguments: argparse.Namespace, settings: SearchSettings) -
         engine = stack.enter_context(
             engines.open_engine(arguments.engine, task, jobs=arguments.jobs, timeout_s=arguments.timeout)
         )
-        console.print(f"{task.kernel.name} {task.problem}\non {task.chip.name}, {engine.name} engine", soft_wrap=True)
-        if engine.notice:
-            console.print(engine.notice, soft_wrap=True)
-        return tune(task, engine, settings, stack.enter_context(make_progress(console)))
+        heading = [f"{task.kernel.name} {task.problem}", f"on {task.chip.name}, {engine.name} engine"]
+        heading += [engine.notice] if engine.notice else []
+        return tune(task, engine, settings, stack.enter_context(make_progress(console, heading)))
 
 
 def _show(result: TuneResult) -> None:
@@ -83,6 +68,8 @@ def _show(result: TuneResult) -> None:
     out.print(_table(result))
     if result.best is None:
         out.print(_why_nothing(result), soft_wrap=True)
+        for status, message in result.messages.items():
+            out.print(f"{status}: {message}", soft_wrap=True)
         return
     best, target = result.best, result.task.chip.name
     for label, text in _facts(result):
@@ -97,6 +84,11 @@ def _show(result: TuneResult) -> None:
 
 
 def _why_nothing(result: TuneResult) -> str:
+    if result.gave_up:
+        return (
+            f"{REFUSALS_IN_A_ROW} configs, one after the other, were not shown right, so nothing is kept: look at the "
+            "kernel; the same command tries the next ones."
+        )
     if (fastest := result.unvalidated) is None:
         return "No config works and was shown right: nothing is kept."
     time = render.milliseconds(fastest.outcome.time_ms)

@@ -75,6 +75,7 @@ def _row(preset: Preset) -> dict[str, Any]:
         "roofline_ms": preset.roofline_ms,
         "roofline_share": preset.roofline_ms / preset.time_ms if preset.roofline_ms else None,
         "max_rel_error": validation.get("max_rel_error"),
+        "max_element_error": validation.get("max_element_error"),
         "tolerance": validation.get("tolerance"),
         "engine": preset.engine,
         **{name: preset.versions.get(name) for name in ("jax", "jaxlib", "libtpu")},

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from autotune import presets
 from autotune.errors import UsageError
+from autotune.files import write_text
 from autotune.presets import Preset
 
 
@@ -33,8 +34,7 @@ def write_reports(results: Path, kernels: Sequence[str], formats: Sequence[str])
     for kernel, by_format in texts.items():
         for extension, text in by_format.items():
             path = results / "reports" / f"{kernel}.{extension}"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, encoding="utf-8")
+            write_text(path, text)
             written.setdefault(kernel, []).append(path)
     return written
 
