@@ -113,9 +113,17 @@ class Kernel(abc.ABC):
     def validation_problems(self, problem: Any, config: Config) -> list[Any]:
         """Small problems on which `config` runs as it would on `problem`.
 
-        At least one has two or more blocks in every dimension and an uneven edge; dtype and static
-        options are the problem's own.
+        Dtype and static options are the problem's own. One takes the problem's own path: blocks that divide
+        where they do on the problem, at least two and up to three of them where the problem has as many. One has
+        three blocks along each blocked dimension, the last one uneven: what is right for the first and the last
+        block may be wrong between them. Dimensions that are not blocked (batch, heads) have two or more, and a
+        ratio (heads per kv head) three, where the problem has as many. All of this at once where that is cheap;
+        else over several problems, each of which keeps at one what it does not test.
         """
+
+    def validation_reference(self, problem: Any) -> Callable[..., jax.Array]:
+        """`reference` for validation: the same function, computed in less memory where that needs much."""
+        return self.reference(problem)
 
     def make_inputs(self, problem: Any, seed: int) -> tuple[jax.Array, ...]:
         """Random arguments, standard normal; kernels whose arguments mean something else override it."""

@@ -129,7 +129,7 @@ def _reference(kernel: Kernel, problem: Any, inputs: tuple[Any, ...]) -> np.ndar
 
     wide = [x.astype(jnp.float32) if jnp.issubdtype(x.dtype, jnp.floating) else x for x in inputs]
     with jax.default_matmul_precision("highest"):
-        return _to_numpy(jax.jit(kernel.reference(problem))(*wide))
+        return _to_numpy(jax.jit(kernel.validation_reference(problem))(*wide))
 
 
 def compare(got: np.ndarray, want: np.ndarray, tolerance: Tolerance, where: str) -> Validation:

@@ -69,6 +69,12 @@ def vmem_limit_constraint(chip: Chip) -> Constraint:
     )
 
 
+def few_blocks(size: int, block: int, most: int = 3) -> int:
+    """A length of two to `most` blocks, no more than `size` has where it has two; the last as long as its last."""
+    blocks = min(most, max(2, -(-size // block)))
+    return (blocks - 1) * block + (size % block or block)
+
+
 def uneven(block: int) -> int:
     """A part of a block, a multiple of no tile where there is room for such a part."""
     return max(1, min(block - 1, block // 4 + 3, 259))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from autotune.chips import MIB, Chip
@@ -16,6 +16,7 @@ from search_spaces._common import (
     LANES,
     block_candidates,
     block_constraint,
+    few_blocks,
     sublanes,
     uneven,
     vmem_limit_constraint,
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 LARGEST_BLOCK, LARGEST_TILE = 4096, 1024
 LARGEST_CODE = 1024 * 1024
-LARGE = 1 << 24  # scores per head from which validation runs fewer heads, to keep the reference's memory small
+LARGE = 100_000_000  # scores of a validation problem that a CPU works through in some seconds
 
 
 class AttentionKernel(Kernel):
@@ -37,7 +38,12 @@ class AttentionKernel(Kernel):
     summary = "softmax attention, causal or full, grouped-query; forward flash kernel"
     problem_type = AttentionProblem
     problems = PROBLEMS
-    sources = ("kernels.attention.pallas", "kernels.attention.blocks", "kernels.attention.reference")
+    sources = (
+        "kernels.attention.pallas",
+        "kernels.attention.blocks",
+        "kernels.attention.reference",
+        "kernels._precision",
+    )
 
     def space(self, problem: AttentionProblem, chip: Chip) -> Space:
         rows = sublanes(problem.dtype)
@@ -98,6 +104,11 @@ class AttentionKernel(Kernel):
 
         return functools.partial(attention_reference, causal=problem.causal)
 
+    def validation_reference(self, problem: AttentionProblem) -> Callable[..., jax.Array]:
+        from kernels.attention.reference import attention_in_pieces
+
+        return functools.partial(attention_in_pieces, causal=problem.causal)
+
     def baselines(self, problem: AttentionProblem, chip: Chip) -> dict[str, Config]:
         block_kv = min(problem.kv_len, LANES)
         small = {"block_q": min(problem.q_len, LANES), "block_kv": block_kv}
@@ -110,42 +121,61 @@ class AttentionKernel(Kernel):
         return model.estimate_ms(problem, config, chip)
 
     def validation_problems(self, problem: AttentionProblem, config: Config) -> list[AttentionProblem]:
-        """The problem's own path over two or more blocks each way, and uneven edges.
+        """The problem's own path over a few blocks each way; three with uneven edges; several of all heads.
 
         The diagonal cuts the blocks where it does on the problem: kv_len - q_len is kept modulo the blocks'
-        common step, which is what the kernel's choice of branches depends on.
+        common step, which is what the kernel's choice of branches depends on. Blocks too large for three of them
+        under each of several heads have three under one or two, and the heads are tested on a few tiles.
         """
-        block_q, block_kv = config["block_q"], config["block_kv"]
-        group = min(2, problem.heads // problem.kv_heads)
-        small = problem.replace({"batch": 1, "heads": group, "kv_heads": 1})
-        exact = _shrunk(small, block_q, block_kv)
-        q_len, kv_len = block_q + uneven(block_q), block_kv + uneven(block_kv)
-        if problem.causal and q_len > kv_len:
-            kv_len = -(-q_len // block_kv) * block_kv + uneven(block_kv)
-        ragged = small.replace({"q_len": q_len, "kv_len": kv_len})
-        if problem.batch * problem.kv_heads > 1 and ragged.q_len * ragged.kv_len <= LARGE:
-            ragged = ragged.replace({"heads": 2 * group, "kv_heads": 2})  # so that mixed-up heads show
-        return list(dict.fromkeys([exact, ragged]))
+        blocks = model.blocks_of(problem, config)
+        block_q, block_kv = blocks.block_q, blocks.block_kv
+        group = problem.heads // problem.kv_heads
+        one, two = ({"batch": 1, "kv_heads": 1, "heads": heads} for heads in (1, min(2, group)))
+        kv_heads = min(2, problem.kv_heads)
+        several = {"batch": min(2, problem.batch), "kv_heads": kv_heads, "heads": kv_heads * min(3, group)}
+
+        def ragged(full_q: int, full_kv: int, heads: dict[str, int]) -> AttentionProblem:
+            """So many full blocks, then a full tile (where a block has more than one), and part of a tile."""
+            q_len = full_q * block_q + _edge(block_q, blocks.block_q_compute)
+            kv_len = full_kv * block_kv + _edge(block_kv, blocks.block_kv_compute)
+            if problem.causal and q_len > kv_len:
+                step = block_kv if full_kv else blocks.block_kv_compute
+                kv_len += -(-(q_len - kv_len) // step) * step
+            return problem.replace({"q_len": q_len, "kv_len": kv_len, **heads})
+
+        own = (_shrunk(problem.replace(heads), block_q, block_kv, most) for most in (3, 2) for heads in (two, one))
+        exact = _cheap(own)
+        three = _cheap(ragged(2, 2, heads) for heads in (several, two, one))
+        every = _cheap(ragged(*full, several) for full in ((2, 2), (1, 1), (0, 1), (0, 0)))
+        return list(dict.fromkeys([exact, every, three]))
 
 
-def _shrunk(problem: AttentionProblem, block_q: int, block_kv: int) -> AttentionProblem:
-    """The problem with about two blocks each way, its last blocks and its diagonal as long and as placed as before.
+def _cheap(problems: Iterable[AttentionProblem]) -> AttentionProblem:
+    """The first, and so the most telling one that a CPU runs in some seconds; else the last."""
+    for problem in problems:
+        if problem.batch * problem.heads * problem.q_len * problem.kv_len <= LARGE:
+            return problem
+    return problem
+
+
+def _edge(block: int, tile: int) -> int:
+    return tile + uneven(tile) if 2 * tile <= block else uneven(block)
+
+
+def _shrunk(problem: AttentionProblem, block_q: int, block_kv: int, most: int) -> AttentionProblem:
+    """The problem with up to `most` blocks each way, its last blocks and its diagonal as long and as placed as before.
 
     Equal lengths stay equal where the blocks allow, so that some blocks lie above the diagonal.
     """
     both = max(block_q, block_kv)
     if problem.q_len == problem.kv_len and both % min(block_q, block_kv) == 0:
-        length = _two_blocks(problem.q_len, both)
+        length = min(problem.q_len, few_blocks(problem.q_len, both, most))
         return problem.replace({"q_len": length, "kv_len": length})
-    q_len, kv_len = _two_blocks(problem.q_len, block_q), _two_blocks(problem.kv_len, block_kv)
+    q_len = min(problem.q_len, few_blocks(problem.q_len, block_q, most))
+    kv_len = min(problem.kv_len, few_blocks(problem.kv_len, block_kv, most))
     if problem.causal and q_len > kv_len:
         kv_len += -(-(q_len - kv_len) // block_kv) * block_kv
     return problem.replace({"q_len": q_len, "kv_len": kv_len})
-
-
-def _two_blocks(size: int, block: int) -> int:
-    """One full block and the last one that `size` has; `size` itself where that is less."""
-    return min(size, block + (size % block or block))
 
 
 def _parts(blocks: tuple[int, ...], align: int) -> tuple[int, ...]:

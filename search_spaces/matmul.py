@@ -15,6 +15,7 @@ from search_spaces._common import (
     LANES,
     block_candidates,
     block_constraint,
+    few_blocks,
     sublanes,
     uneven,
     vmem_limit_constraint,
@@ -32,7 +33,7 @@ class MatmulKernel(Kernel):
     summary = "x[m, k] @ y[k, n]: tiles of the result, float32 accumulator in VMEM, k innermost"
     problem_type = MatmulProblem
     problems = PROBLEMS
-    sources = ("kernels.matmul.pallas", "kernels.matmul.reference")
+    sources = ("kernels.matmul.pallas", "kernels.matmul.reference", "kernels._precision")
 
     def space(self, problem: MatmulProblem, chip: Chip) -> Space:
         rows = sublanes(problem.dtype)
@@ -89,12 +90,29 @@ class MatmulKernel(Kernel):
         return model.estimate_ms(problem, config, chip)
 
     def validation_problems(self, problem: MatmulProblem, config: Config) -> list[MatmulProblem]:
-        """The problem's own path (two blocks a dimension, or the one that covers it), and uneven edges."""
-        sizes = {"m": "block_m", "n": "block_n", "k": "block_k"}
-        exact, ragged = {}, {}
-        for field, block in sizes.items():
-            whole = getattr(problem, field)
-            length = model.clipped(whole, config[block])
-            exact[field] = whole if field == "k" and length == whole else 2 * length
-            ragged[field] = length + uneven(length)
-        return [problem.replace(exact), problem.replace(ragged)]
+        """The problem's own path over a few blocks (over one of a k that is whole), and three with uneven edges.
+
+        Blocks too large for three each way have two, and three along one dimension at a time.
+        """
+        sizes = {"m": problem.m, "n": problem.n, "k": problem.k}
+        blocks = {field: model.clipped(size, config[f"block_{field}"]) for field, size in sizes.items()}
+
+        def own(most: int) -> MatmulProblem:
+            lengths = {field: few_blocks(size, blocks[field], most) for field, size in sizes.items()}
+            return problem.replace({**lengths, "k": problem.k if blocks["k"] == problem.k else lengths["k"]})
+
+        def ragged(**full: int) -> MatmulProblem:
+            """So many full blocks along each dimension, and part of one."""
+            return problem.replace({f: full[f] * block + uneven(block) for f, block in blocks.items()})
+
+        exact = own(3) if _cheap(own(3)) else own(2)
+        if _cheap(three := ragged(m=2, n=2, k=2)):
+            return [exact, three]
+        thin = {"m": 0, "n": 0, "k": 0}
+        return [*(ragged(**{**thin, field: 2}) for field in blocks), ragged(m=1, n=1, k=1), exact]
+
+
+def _cheap(problem: MatmulProblem) -> bool:
+    """Whether a CPU runs it in some seconds and little memory."""
+    m, n, k = problem.m, problem.n, problem.k
+    return m * n * k <= 1 << 36 and max(m * k, k * n, m * n) <= 1 << 26

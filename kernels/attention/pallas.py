@@ -20,6 +20,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from kernels._precision import dot_precision
 from kernels.attention.blocks import Blocks
 
 MIB = 1024**2
@@ -190,7 +191,7 @@ def _update(k_ref, v_ref, state, blocks: Blocks, ones: int, first_row, tile, *, 
     first_column = _aligned(tile, width)
     rows, columns = pl.ds(first_row, blocks.block_q_compute), pl.ds(first_column, width)
     masked = shift is not None
-    precision = lax.Precision.HIGHEST if q_scaled.dtype == jnp.float32 else None
+    precision = dot_precision(q_scaled.dtype)
 
     scores = lax.dot_general(
         q_scaled[rows, :],

@@ -15,6 +15,8 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from kernels._precision import dot_precision
+
 MIB = 1024**2
 
 
@@ -79,8 +81,7 @@ def matmul_pallas(
 
 def _dot(x: jax.Array, y: jax.Array) -> jax.Array:
     """``x @ y`` in float32. Float32 operands keep their precision (on the MXU that takes six passes)."""
-    precision = jax.lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
-    return jnp.dot(x, y, precision=precision, preferred_element_type=jnp.float32)
+    return jnp.dot(x, y, precision=dot_precision(x.dtype), preferred_element_type=jnp.float32)
 
 
 def _whole_k_kernel(x_ref, y_ref, out_ref) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from kernels._precision import dot_precision
+
 
 def matmul_reference(x: jax.Array, y: jax.Array) -> jax.Array:
     """``x[m, k] @ y[k, n]``, summed in float32, returned in x's dtype.
@@ -12,5 +14,4 @@ def matmul_reference(x: jax.Array, y: jax.Array) -> jax.Array:
     Float32 operands are multiplied in full float32, as the kernel does: XLA's default on a TPU is one
     bfloat16 pass, which would not be the same computation.
     """
-    precision = jax.lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
-    return jnp.dot(x, y, precision=precision, preferred_element_type=jnp.float32).astype(x.dtype)
+    return jnp.dot(x, y, precision=dot_precision(x.dtype), preferred_element_type=jnp.float32).astype(x.dtype)

@@ -1,0 +1,16 @@
+"""What every matmul of the kernels and references asks of the MXU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+
+def dot_precision(dtype: Any) -> jax.lax.Precision:
+    """Full precision for float32 operands, one pass for narrower ones.
+
+    Always explicit: left out, it is ``jax_default_matmul_precision``, and Mosaic refuses "highest" for bfloat16.
+    """
+    return jax.lax.Precision.HIGHEST if dtype == jnp.float32 else jax.lax.Precision.DEFAULT
