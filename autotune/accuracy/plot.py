@@ -27,12 +27,14 @@ def check_plot(path: Path) -> None:
 
 def write_plot(results: Sequence[Result], path: Path) -> None:
     """Log-log, one colour a table, fitted tables as open circles; a point on the line is a perfect prediction."""
+    from matplotlib import colormaps
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 7), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
+    colors = colormaps["tab20"]
     times: list[float] = []
     for number, result in enumerate(results):
         rows = [(one.row.measured_ms, one.predicted_ms) for one in result.predicted]
@@ -40,8 +42,8 @@ def write_plot(results: Sequence[Result], path: Path) -> None:
             continue
         measured, predicted = zip(*rows, strict=True)
         times += [*measured, *predicted]
-        table, color = result.table, f"C{number % 10}"
-        role = "fitted" if table.fitted else "held out"
+        table, color = result.table, colors(number)
+        role = "fitted" if table.fitted else "held out, wall clock" if table.wall_clock else "held out"
         axes.scatter(
             measured,
             predicted,

@@ -43,7 +43,7 @@ class Prediction:
         """Why there is no prediction, in one line."""
         if self.predicted_ms is not None:
             return None
-        text = " ".join(self.outcome.message.split())
+        text = " ".join(self.outcome.message.removeprefix("an analytic figure, because ").split())
         return text if self.outcome.ok else f"{self.outcome.status.value}: {text}"
 
 
