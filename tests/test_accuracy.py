@@ -215,7 +215,6 @@ def test_selection():
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
 def test_the_v5e_sweeps_are_predicted_well():
     matmul, scale = (
         result.summary()
