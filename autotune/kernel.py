@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import abc
+import contextlib
 import dataclasses
 import functools
 import hashlib
 import importlib
 import importlib.metadata
+import importlib.util
 import inspect
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from autotune.chips import Chip
@@ -139,10 +143,19 @@ class Kernel(abc.ABC):
 
     @functools.cached_property
     def version(self) -> str:
-        """A hash of the sources that decide numerics or speed: kept with every preset."""
+        """A hash of the sources that decide numerics or speed: kept with every preset.
+
+        Raises:
+            AutotuneError: A source cannot be read.
+        """
         digest = hashlib.sha256()
         for module in self.sources:
-            digest.update(inspect.getsource(importlib.import_module(module)).encode())
+            try:
+                digest.update(inspect.getsource(importlib.import_module(module)).encode())
+            except (Exception, SystemExit) as error:  # Anything may happen as another's module loads.
+                raise AutotuneError(
+                    f"kernel {self.name!r}: its source {module} cannot be read: {_line(error)}"
+                ) from error
         return digest.hexdigest()[:12]
 
     @property
@@ -170,7 +183,12 @@ def kernel_names() -> tuple[str, ...]:
 
 @functools.cache
 def get_kernel(name: str) -> Kernel:
-    """The kernel registered as `name`."""
+    """The kernel registered as `name`.
+
+    Raises:
+        UsageError: No kernel has that name.
+        AutotuneError: It cannot be loaded, whatever the reason, or is no usable `Kernel`.
+    """
     found = importlib.metadata.entry_points(group=ENTRY_POINTS, name=name)
     if not found:
         names = kernel_names()
@@ -178,7 +196,46 @@ def get_kernel(name: str) -> Kernel:
         raise UsageError(f"unknown kernel {name!r}: {right}")
     entry = next(iter(found))
     try:
-        loaded = entry.load()
-    except ImportError as error:
-        raise AutotuneError(f"kernel {name!r} ({entry.value}) cannot be loaded: {error}") from error
-    return loaded() if isinstance(loaded, type) else loaded
+        with contextlib.redirect_stdout(sys.stderr):  # Standard output is for the command's own result.
+            loaded = entry.load()
+            kernel = loaded() if isinstance(loaded, type) else loaded
+        return _usable(kernel)
+    except (Exception, SystemExit) as error:  # One package's broken kernel must not take the others down.
+        why = (foreign_kernels_package() if isinstance(error, ImportError) else None) or _line(error)
+        of = f" of {entry.dist.name}" if entry.dist else ""
+        raise AutotuneError(f"kernel {name!r} ({entry.value}{of}) cannot be loaded: {why}") from error
+
+
+def foreign_kernels_package() -> str | None:
+    """What is wrong where another package named ``kernels`` is found before this project's; else None.
+
+    Hugging Face's distribution of that name installs one, and a folder beside the caller's script may be one.
+    """
+    try:
+        spec = importlib.util.find_spec("kernels")
+    except ValueError:  # Made by hand, without a spec.
+        spec = None
+    places = list(spec.submodule_search_locations or [spec.origin]) if spec else []
+    if not places or any((Path(place) / "_tpu_model.py").is_file() for place in places):
+        return None
+    return (
+        f"{places[0]} is another project's: pip uninstall kernels, then install this one again "
+        "(a folder of your own: rename it, or work in another folder)"
+    )
+
+
+def _usable(kernel: Any) -> Kernel:
+    """`kernel`, shown to be one, with what is asked of it before any method is called."""
+    if not isinstance(kernel, Kernel):
+        raise TypeError(f"must be an autotune.kernel.Kernel, not {type(kernel).__name__}")
+    lacking = [name for name in ("name", "summary", "problem_type", "problems", "sources") if not hasattr(kernel, name)]
+    if lacking:
+        raise TypeError(f"{type(kernel).__name__} lacks {', '.join(lacking)}")
+    if not kernel.problems or not all(isinstance(problem, Problem) for problem in kernel.problems.values()):
+        raise ValueError(f"{type(kernel).__name__}.problems must name at least one Problem")
+    return kernel
+
+
+def _line(error: BaseException) -> str:
+    """Type and text in one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:400]}".removesuffix(": ")
