@@ -105,6 +105,17 @@ class Kernel(abc.ABC):
     def baselines(self, problem: Any, chip: Chip) -> dict[str, Config]:
         """Named configs to compare with, ``default`` (what libraries ship) among them."""
 
+    def heuristic(self, problem: Any, chip: Chip) -> Config:
+        """What training code runs with where there is no preset: it must compile. By default the best estimate.
+
+        Raises:
+            UsageError: The problem has no valid config.
+        """
+        best = min(self.space(problem, chip), key=lambda c: self.estimate_ms(problem, c, chip), default=None)
+        if best is None:
+            raise UsageError(f"{self.name} has no valid config for {problem} on {chip.name}")
+        return best
+
     @abc.abstractmethod
     def cost(self, problem: Any) -> Cost:
         """The problem's roofline."""

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Self
 from autotune.errors import UsageError, one_of
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "int8": 1, "float8_e4m3fn": 1, "float8_e5m2": 1, "int32": 4}
+LARGEST = 2**31 - 1  # of an integer field
 _TRUE, _FALSE = ("true", "1", "yes"), ("false", "0", "no")
 
 
@@ -29,6 +30,8 @@ class Problem:
             value = getattr(self, name)
             if kind is int and value is not None and value < 1:
                 raise UsageError(f"{name}={value}: must be a positive integer")
+            if kind is int and value is not None and value > LARGEST:
+                raise UsageError(f"{name}={value}: must be at most {LARGEST}, as a TPU's indices have 32 bits")
             if name == "dtype" and value not in self.dtypes:
                 raise UsageError(f"dtype={value}: must be {one_of(self.dtypes)}")
         self.check()

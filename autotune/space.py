@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -141,8 +142,6 @@ def aligned_divisors(size: int, align: int, *, smallest: int = 0) -> list[int]:
         align: 128 for a minor dimension (lanes), 8 to 32 for the next (sublanes times packing).
         smallest: Smaller divisors are left out.
     """
-    found = {size}
-    for step in range(align, size + 1, align):
-        if size % step == 0 and step >= smallest:
-            found.add(step)
-    return sorted(found)
+    small = [d for d in range(1, math.isqrt(size) + 1) if size % d == 0]
+    divisors = {*small, *(size // d for d in small)}
+    return sorted({size} | {d for d in divisors if d % align == 0 and d >= smallest})

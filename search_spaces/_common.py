@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from autotune.chips import MIB, Chip
 from autotune.problem import DTYPE_BYTES
 from autotune.space import Constraint, Param, aligned_divisors
@@ -9,6 +11,7 @@ from autotune.space import Constraint, Param, aligned_divisors
 LANES = 128
 FEW = 5  # so many divisors of a practical size, or blocks that do not divide are tried as well
 PRACTICAL = 4096
+MANY = 12  # candidates of one parameter; a length with more divisors gets these many, evenly spread
 
 
 def sublanes(dtype: str) -> int:
@@ -19,7 +22,7 @@ def sublanes(dtype: str) -> int:
 def block_candidates(size: int, align: int, *, smallest: int = LANES, largest: int | None = None) -> tuple[int, ...]:
     """Blocks worth trying along a dimension of `size`, ascending.
 
-    Aligned divisors and the whole dimension. A length with few of them (a vocabulary, an odd sequence) gets
+    Aligned divisors and the whole dimension, as far as `largest`. A length with few of them (a vocabulary, an odd sequence) gets
     aligned blocks that do not divide it as well: about 1, 2, 3, 4, 6, 8… times `smallest`, each trimmed
     to leave the least of its last block empty.
     """
@@ -31,7 +34,15 @@ def block_candidates(size: int, align: int, *, smallest: int = LANES, largest: i
             if wish <= min(top, PRACTICAL):
                 trimmed = max(smallest, _round_up(-(-size // -(-size // wish)), align))
                 found |= {trimmed} if trimmed <= top else set()
-    return tuple(sorted(found)) or (top,)
+    return spread(found) or (top,)
+
+
+def spread(sizes: Iterable[int], most: int = MANY) -> tuple[int, ...]:
+    """At most `most` of the sizes, ascending: the ends, and between them those that are far apart as ratios."""
+    kept = sorted(sizes)
+    while len(kept) > most:
+        kept.pop(min(range(1, len(kept) - 1), key=lambda i: kept[i + 1] / kept[i - 1]))
+    return tuple(kept)
 
 
 def _round_up(size: int, multiple: int) -> int:

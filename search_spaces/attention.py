@@ -17,6 +17,7 @@ from search_spaces._common import (
     block_candidates,
     block_constraint,
     few_blocks,
+    spread,
     sublanes,
     uneven,
     vmem_limit_constraint,
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 LARGEST_BLOCK, LARGEST_TILE = 4096, 1024
 LARGEST_CODE = 1024 * 1024
+MANY_PARTS = 8  # candidates of a tile's side, beside each block's largest
 LARGE = 100_000_000  # scores of a validation problem that a CPU works through in some seconds
 
 
@@ -114,6 +116,9 @@ class AttentionKernel(Kernel):
         small = {"block_q": min(problem.q_len, LANES), "block_kv": block_kv}
         return {"default": self.space(problem, chip).parse(small)}
 
+    def heuristic(self, problem: AttentionProblem, chip: Chip) -> Config:
+        return self.space(problem, chip).parse(model.heuristic_config(problem))
+
     def cost(self, problem: AttentionProblem) -> Cost:
         return model.cost(problem)
 
@@ -182,7 +187,7 @@ def _parts(blocks: tuple[int, ...], align: int) -> tuple[int, ...]:
     """Tile sides: aligned parts of the blocks. Which of them divides which block, a constraint says."""
     divisors = (aligned_divisors(block, align, smallest=LANES) for block in blocks)
     parts = {part for found in divisors for part in found if part <= LARGEST_TILE}
-    return tuple(sorted(parts | {model.tile_part(block, align, LARGEST_TILE) for block in blocks}))
+    return tuple(sorted({*spread(parts, MANY_PARTS), *(model.tile_part(b, align, LARGEST_TILE) for b in blocks)}))
 
 
 def _part_constraints(block: str, align: int) -> list[Constraint]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from autotune.chips import MIB, Chip
 from autotune.kernel import ArraySpec, Cost, Kernel
 from autotune.outcome import Config
+from autotune.problem import DTYPE_BYTES
 from autotune.space import Constraint, Param, Space
 from kernels.matmul import cost as model
 from kernels.matmul.problem import PROBLEMS, MatmulProblem
@@ -37,10 +38,12 @@ class MatmulKernel(Kernel):
 
     def space(self, problem: MatmulProblem, chip: Chip) -> Space:
         rows = sublanes(problem.dtype)
+        # Two buffers of a longer block fill the VMEM even if it is only 128 wide.
+        most = chip.vmem_bytes // (2 * LANES * DTYPE_BYTES[problem.dtype])
         params = [
-            Param("block_m", block_candidates(problem.m, rows), "rows of an output tile"),
-            Param("block_n", block_candidates(problem.n, LANES), "columns of an output tile"),
-            Param("block_k", block_candidates(problem.k, LANES), "contracted length per grid step"),
+            Param("block_m", block_candidates(problem.m, rows, largest=most), "rows of an output tile"),
+            Param("block_n", block_candidates(problem.n, LANES, largest=most), "columns of an output tile"),
+            Param("block_k", block_candidates(problem.k, LANES, largest=most), "contracted length per grid step"),
             Param("grid_order", ("mn", "nm"), "order of the outer two grid dimensions, the inner one last", "mn"),
             Param("held_buffers", (2, 1), "VMEM buffers of the operand that the inner tile loop holds still", 2),
             vmem_param(chip),
@@ -82,6 +85,9 @@ class MatmulKernel(Kernel):
         blocks = {"block_m": problem.m, "block_n": problem.n, "block_k": problem.k}
         small = {name: model.clipped(size, LANES) for name, size in blocks.items()}
         return {"default": self.space(problem, chip).parse(small)}
+
+    def heuristic(self, problem: MatmulProblem, chip: Chip) -> Config:
+        return self.space(problem, chip).parse(model.heuristic_config(problem))
 
     def cost(self, problem: MatmulProblem) -> Cost:
         return model.cost(problem)

@@ -1,5 +1,8 @@
 """Validation passes right kernels and rejects every kind of wrong one."""
 
+import inspect
+import types
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +13,7 @@ from jax.experimental.pallas import tpu as pltpu
 from autotune.outcome import Status
 from autotune.validation import TOLERANCES, Validation, compare, validate
 from kernels.attention import pallas as flash
-from kernels.attention.blocks import Blocks
+from kernels.matmul import pallas as tiled
 from search_spaces.attention import AttentionKernel
 from search_spaces.matmul import MatmulKernel
 
@@ -39,15 +42,136 @@ def raises(*_):
     raise ValueError("block shapes that Pallas refuses")
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_right_kernels_pass(dtype):
-    for kernel, problem, config in ((MatmulKernel(), MATMUL, TILES), (AttentionKernel(), ATTENTION, BLOCKS)):
-        verdict = validate(kernel, problem.replace({"dtype": dtype}), config)
-        assert verdict.ok, verdict.message
-        assert 0 < verdict.max_rel_error < verdict.tolerance
-        assert verdict.max_element_error > 0
-        assert len(verdict.problems) == 2
-        assert Validation.from_dict(verdict.to_dict()) == verdict
+def instance(kernel, problem, config):
+    """The kernel's problem and config of these tests, with these changes."""
+    base, blocks = (MATMUL, TILES) if isinstance(kernel, MatmulKernel) else (ATTENTION, BLOCKS)
+    return base.replace(problem), {**blocks, **config}
+
+
+def rewrite(monkeypatch, module, function, old, new):
+    """Puts `function` of `module`'s text with `old` made `new` in its place."""
+    text = inspect.getsource(module)
+    assert text.count(old) == 1, f"{old!r} is {text.count(old)} times in {module.__name__}"
+    changed = types.ModuleType(module.__name__)
+    exec(compile(text.replace(old, new), module.__file__, "exec"), changed.__dict__)
+    monkeypatch.setattr(module, function, getattr(changed, function))
+
+
+# Kernel, changes to its problem and to its config: something of everything a space may hold.
+RIGHT = [
+    (MatmulKernel(), {}, {}),
+    pytest.param(
+        MatmulKernel(),
+        {"dtype": "bfloat16", "k": 200},
+        {"block_k": 200, "grid_order": "nm", "held_buffers": 1},
+        marks=pytest.mark.slow,
+    ),
+    pytest.param(
+        MatmulKernel(), {"m": 1001, "n": 70, "k": 777, "dtype": "bfloat16"}, {"block_n": 70}, marks=pytest.mark.slow
+    ),
+    (AttentionKernel(), {}, {}),
+    (AttentionKernel(), {"dtype": "float32", "causal": False}, {"row_sum": "mxu", "unroll": 2}),
+    pytest.param(
+        AttentionKernel(),
+        {"batch": 3, "heads": 6, "q_len": 200, "head_dim": 128},
+        {"row_sum": "mxu"},
+        marks=pytest.mark.slow,
+    ),
+    (AttentionKernel(), {"heads": 8, "kv_heads": 1, "q_len": 1001, "kv_len": 1001, "dtype": "float32"}, {"unroll": 2}),
+]
+
+
+@pytest.mark.parametrize(("kernel", "problem", "config"), RIGHT)
+def test_right_kernels_pass(kernel, problem, config):
+    verdict = validate(kernel, *instance(kernel, problem, config))
+    assert verdict.ok, verdict.message
+    assert 0 < verdict.max_rel_error < verdict.tolerance
+    assert verdict.max_element_error > 0
+    assert len(verdict.problems) >= 2
+    assert Validation.from_dict(verdict.to_dict()) == verdict
+
+
+REJECTED = (Status.WRONG_RESULT, Status.RUNTIME_ERROR)  # the interpreter itself refuses what comes back to a block
+# What is done to the kernel's text, then where it matters: changes to the problem and to the config.
+ADD = "        acc_ref[...] += _dot(x_ref[...], y_ref[...])\n\n    @pl"
+X, Y, OUT = "i, j, step: (i, step)", "i, j, step: (step, j)", "i, j, step: (i, j)"
+WRONG_MATMULS = {
+    "first two k steps": (ADD, ADD.replace("_dot(", "(step < 2) * _dot("), {}, {}),
+    "last k step skipped": (ADD, ADD.replace("_dot(", "(step < steps - 1) * _dot("), {}, {}),
+    "first two blocks of m": (X, "i, j, step: (i % 2, step)", {}, {}),
+    "first two blocks of n": (Y, "i, j, step: (step, j % 2)", {}, {}),
+    "first two blocks of n, whole k": (Y, "i, j, step: (step, j % 2)", {"k": 128}, {}),
+    "first two blocks of k": (Y, "i, j, step: (step % 2, j)", {}, {}),
+    "first two blocks of the result": (OUT, "i, j, step: (jnp.minimum(i, 1), j)", {}, {}),
+    "tail ignored": ("tail=k % block_k", "tail=0", {}, {}),
+    "sum rounded": (ADD, ADD.replace("y_ref[...])", "y_ref[...]).astype(jnp.bfloat16)"), {}, {}),
+}
+FULL, UNROLL = {"causal": False}, {"unroll": 2}
+SEEN = "    return clear, seen\n"
+WRONG_ATTENTIONS = {
+    "first two kv blocks": ("last = blocks.kv_blocks - 1", "last = min(1, blocks.kv_blocks - 1)", FULL, {}),
+    "first two kv blocks, causal": ("last = blocks.kv_blocks - 1", "last = min(1, blocks.kv_blocks - 1)", {}, {}),
+    "last kv block skipped": ("last = blocks.kv_blocks - 1", "last = max(0, blocks.kv_blocks - 2)", FULL, {}),
+    "first two q blocks": ("(b, h, i, 0))", "(b, h, jnp.minimum(i, 1), 0))", {}, {}),
+    "first sequence's keys": ("return b, lax.div(h, group)", "return 0, lax.div(h, group)", {"batch": 2}, {}),
+    "groups of two": ("lax.div(h, group)", "lax.div(h, 2)", {"heads": 8}, {}),
+    "heads dealt out": ("lax.div(h, group)", "lax.rem(h, kv_heads)", {}, {}),
+    "mask one less": ("column - row <= shift", "column - row < shift", {}, {}),
+    "mask one more": ("column - row <= shift", "column - row <= shift + 1", {}, {}),
+    "a key past the end": ("column < valid", "column <= valid", FULL, {}),
+    "values past the end": ("if masked and blocks.uneven_kv:", "if False:", FULL, {}),
+    "a cut tile unmasked": (SEEN, "    return jnp.minimum(clear + 1, seen), seen\n", {}, {}),
+    "a cut tile unmasked, full": (SEEN, "    return jnp.minimum(clear + 1, seen), seen\n", FULL, {}),
+    "a seen tile skipped": (SEEN, "    return jnp.minimum(clear, seen - 1), seen - 1\n", {}, {}),
+    "a seen tile skipped, full": (SEEN, "    return jnp.minimum(clear, seen - 1), seen - 1\n", FULL, {}),
+    "unroll's rest skipped": ("if unroll > 1:", "if False:", {}, UNROLL),
+    "unroll's rest skipped, full": ("if unroll > 1:", "if False:", FULL, UNROLL),
+    "unroll's rest twice": ("fori_loop(groups * unroll, clear,", "fori_loop(groups * unroll - 1, clear,", {}, UNROLL),
+    "one row tile short": ("fori_loop(0, _rows(blocks, i), row", "fori_loop(0, _rows(blocks, i) - 1, row", {}, {}),
+    "edge's row tile skipped": ("left + blocks.block_q_compute - 1", "left", {}, {}),
+    "row sum's column": ("acc[:, head_dim : head_dim + 1]", "acc[:, head_dim - 1 : head_dim]", {}, {"row_sum": "mxu"}),
+    "row sum not cleared": ("sums[...] = jnp.zeros_like(sums)", "sums[...] = sums[...]", {}, {}),
+    "sum not faded": ("sums[rows, :] * fade", "sums[rows, :]", {}, {}),
+    "values not faded": ("acc[rows, :] * _across(fade, acc.shape[1])", "acc[rows, :]", {}, {}),
+    "scale off by 1%": ("scale=head_dim**-0.5", "scale=1.01 * head_dim**-0.5", {}, {}),
+}
+# Of a kind with others: left to the slow run.
+SLOW = {
+    "last k step skipped",
+    "first two blocks of n, whole k",
+    "first two blocks of k",
+    "tail ignored",
+    "first two kv blocks, causal",
+    "first two q blocks",
+    "heads dealt out",
+    "a key past the end",
+    "a cut tile unmasked, full",
+    "a seen tile skipped, full",
+    "unroll's rest skipped",
+    "unroll's rest twice",
+    "edge's row tile skipped",
+    "row sum not cleared",
+    "sum not faded",
+    "mask one less",
+}
+
+
+def cases(wrong):
+    return [pytest.param(*case, id=name, marks=[pytest.mark.slow] * (name in SLOW)) for name, case in wrong.items()]
+
+
+@pytest.mark.parametrize(("old", "new", "problem", "config"), cases(WRONG_MATMULS))
+def test_wrong_texts_of_the_matmul_are_rejected(monkeypatch, old, new, problem, config):
+    rewrite(monkeypatch, tiled, "matmul_pallas", old, new)
+    verdict = validate(MatmulKernel(), *instance(MatmulKernel(), problem, config))
+    assert verdict.status in REJECTED, verdict
+
+
+@pytest.mark.parametrize(("old", "new", "problem", "config"), cases(WRONG_ATTENTIONS))
+def test_wrong_texts_of_attention_are_rejected(monkeypatch, old, new, problem, config):
+    rewrite(monkeypatch, flash, "attention_pallas", old, new)
+    verdict = validate(AttentionKernel(), *instance(AttentionKernel(), problem, config))
+    assert verdict.status in REJECTED, verdict
 
 
 @pytest.mark.parametrize(
@@ -88,28 +212,6 @@ def test_an_output_tile_that_nobody_writes_is_rejected():
         return call(out)
 
     assert validate(Wrapped(unwritten_edge), MATMUL, TILES).status is Status.WRONG_RESULT
-
-
-@pytest.mark.parametrize("by", [1, -1])
-def test_a_mask_off_by_one_is_rejected(monkeypatch, by):
-    mask = flash._mask
-    monkeypatch.setattr(flash, "_mask", lambda scores, shift: mask(scores, shift + by))
-    assert validate(AttentionKernel(), ATTENTION, BLOCKS).status is Status.WRONG_RESULT
-
-
-def test_a_missing_rescale_is_rejected(monkeypatch):
-    across = flash._across
-    head_dim = ATTENTION.head_dim
-    monkeypatch.setattr(
-        flash, "_across", lambda x, width: jnp.ones_like(across(x, width)) if width == head_dim else across(x, width)
-    )
-    assert validate(AttentionKernel(), ATTENTION, BLOCKS).status is Status.WRONG_RESULT
-
-
-def test_a_skipped_last_block_is_rejected(monkeypatch):
-    last_key = Blocks.last_key
-    monkeypatch.setattr(Blocks, "last_key", lambda self, i: last_key(self, i) - self.block_kv)
-    assert validate(AttentionKernel(), ATTENTION, BLOCKS).status is Status.WRONG_RESULT
 
 
 def test_heads_that_take_the_wrong_kv_head_are_rejected(monkeypatch):

@@ -23,6 +23,8 @@ MASK_OPERATIONS = 0.2  # and per score of a block that the diagonal cuts
 STATISTIC_OPERATIONS = 7.5  # per row, sub-block and lane: maximum across lanes, fade, updates
 EXPOSED = 0.1  # of the lesser of the two units' times in a block, not hidden behind the other's
 CHAIN_CYCLES = 530.0  # product, maximum, exponential, product: what a tile waits for, however small it is
+TILE = 512  # side of a heuristic tile
+SAMPLED = 4096  # rows of tiles that are summed one by one
 LOOP_CYCLES = 60.0  # of a pass of the loop over tiles
 
 
@@ -62,10 +64,17 @@ def estimate_ms(problem: AttentionProblem, config: Config, chip: Chip) -> float:
     return 1e3 * (cdiv(heads, chip.cores) * head + kv_dma + q_dma)
 
 
-def _tiles(blocks: Blocks) -> tuple[int, int]:
+def _evenly(count: int) -> tuple[np.ndarray, float]:
+    """The numbers below `count`, or as many as are quickly summed, evenly spread; and how many each stands for."""
+    taken = min(count, SAMPLED)
+    return np.arange(taken) * count // taken, count / taken
+
+
+def _tiles(blocks: Blocks) -> tuple[float, float]:
     """Tiles of one head that need no mask, and those that do."""
     rows, width = blocks.block_q_compute, blocks.block_kv_compute
-    first = np.arange(0, blocks.q_len, rows)
+    index, weight = _evenly(cdiv(blocks.q_len, rows))
+    first = index * rows
     if blocks.causal:
         shift = first + blocks.kv_len - blocks.q_len
         clear = (shift + 1) // width
@@ -73,15 +82,16 @@ def _tiles(blocks: Blocks) -> tuple[int, int]:
     else:
         clear = np.full_like(first, blocks.kv_len // width)
         seen = np.full_like(first, cdiv(blocks.kv_len, width))
-    return int(clear.sum()), int((seen - clear).sum())
+    return weight * float(clear.sum()), weight * float((seen - clear).sum())
 
 
-def _steps(blocks: Blocks) -> int:
+def _steps(blocks: Blocks) -> float:
     """Grid steps of one head that have anything to do."""
     if not blocks.causal:
         return blocks.q_blocks * blocks.kv_blocks
-    last = blocks.last_key(np.arange(blocks.q_blocks)) // blocks.block_kv
-    return int((np.minimum(last, blocks.kv_blocks - 1) + 1).sum())
+    index, weight = _evenly(blocks.q_blocks)
+    last = blocks.last_key(index) // blocks.block_kv
+    return weight * float((np.minimum(last, blocks.kv_blocks - 1) + 1).sum())
 
 
 def _ones(problem: AttentionProblem, config: Config) -> int:
@@ -119,14 +129,16 @@ def vmem_lower_bound(problem: AttentionProblem, config: Config) -> int:
 
 
 def heuristic_config(problem: AttentionProblem) -> dict[str, Any]:
-    """A good start on every chip: blocks that fit the smallest default VMEM limit (16 MiB)."""
-    wide = 1024 if problem.head_dim <= 128 and problem.dtype == "bfloat16" else 512
-    block_q, block_kv = _largest(problem.q_len, 16, wide), _largest(problem.kv_len, LANES, wide)
+    """A good start on every chip: long blocks in small tiles that fit the smallest default VMEM limit (16 MiB)."""
+    # A row of a block takes VMEM by its width: as many rows as 128 wide ones of bfloat16 would be.
+    wide = cdiv(problem.head_dim, LANES) * DTYPE_BYTES[problem.dtype] // 2
+    block_q, block_kv = _block(problem.q_len, 16, 2048 // wide), _block(problem.kv_len, LANES, 4096 // wide)
     return {
         "block_q": block_q,
         "block_kv": block_kv,
-        "block_q_compute": tile_part(block_q, 16, 512),
-        "block_kv_compute": tile_part(block_kv, LANES, 512),
+        "block_q_compute": tile_part(block_q, 16, TILE),
+        "block_kv_compute": tile_part(block_kv, LANES, TILE),
+        "unroll": 2,
     }
 
 
@@ -135,9 +147,13 @@ def tile_part(block: int, align: int, cap: int) -> int:
     return max((part for part in aligned_divisors(block, align) if part <= cap), default=block)
 
 
-def _largest(size: int, align: int, cap: int) -> int:
-    """The largest aligned divisor up to `cap` unless all are small: then `cap`, with an uneven last block."""
-    if size <= cap:
+def _block(size: int, align: int, cap: int) -> int:
+    """The largest divisor up to `cap` that goes into tiles; where all are small, whole tiles and an uneven last block."""
+    if size <= TILE:
         return size
-    best = max((d for d in aligned_divisors(size, align) if d <= cap), default=0)
-    return best if 2 * best >= cap else cap
+    cap = max(cap // TILE, 1) * TILE
+    fits = [d for d in aligned_divisors(size, align) if d <= cap and TILE // 2 <= tile_part(d, align, TILE) <= TILE]
+    if 2 * max(fits, default=0) >= min(cap, size):
+        return max(fits)
+    even = round_up(cdiv(size, cdiv(size, cap)), TILE)
+    return min(even, size // TILE * TILE)

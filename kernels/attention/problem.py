@@ -6,6 +6,7 @@ import dataclasses
 
 from autotune.errors import UsageError, one_of
 from autotune.problem import Problem
+from autotune.space import aligned_divisors
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -34,7 +35,7 @@ class AttentionProblem(Problem):
 
     def check(self) -> None:
         if self.heads % self.kv_heads:
-            right = one_of(d for d in range(1, self.heads + 1) if self.heads % d == 0)
+            right = one_of(aligned_divisors(self.heads, 1))
             raise UsageError(f"kv_heads={self.kv_heads} does not divide heads={self.heads}: use {right}")
         if self.causal and self.q_len > self.kv_len:
             raise UsageError(
