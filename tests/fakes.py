@@ -89,6 +89,12 @@ def toy_task(problem: str = "small", target: str = "v5e") -> Task:
     return Task(kernel, kernel.parse_problem(problem), get_chip(target))
 
 
+def _verdict(right: bool) -> Validation:
+    if right:
+        return Validation(Status.OK, 1e-3, 1e-2, 5e-3, ("m=256",))
+    return Validation(Status.WRONG_RESULT, 0.5, 3.0, 5e-3, ("m=256",), "off by half on m=256")
+
+
 class FakeEngine(Engine):
     """Answers at once from functions, and remembers what it was asked.
 
@@ -107,10 +113,15 @@ class FakeEngine(Engine):
         timeout_s: float = 60.0,
         outcome: Callable[[Config], Outcome | Future[Outcome]] = timed,
         right: Callable[[Config], bool] = lambda config: True,
+        verdict: Callable[[Config], Validation] | None = None,
+        reference: Outcome | None = None,
         reference_ms: float = 3.0,
+        name: str = "compiler",
     ) -> None:
         super().__init__(task or toy_task(), jobs=jobs, timeout_s=timeout_s)
-        self._outcome, self._right, self._reference_ms = outcome, right, reference_ms
+        self.name = name  # type: ignore[misc]
+        self._outcome, self._verdict = outcome, verdict or (lambda config: _verdict(right(config)))
+        self._reference = reference or Outcome(Status.OK, time_ms=reference_ms, source=Source.HLO)
         self.evaluated: list[Config] = []
         self.validated: list[Config] = []
         self.most_in_flight = 0
@@ -133,15 +144,11 @@ class FakeEngine(Engine):
                 self._in_flight -= 1
 
     def evaluate_reference(self) -> Future[Outcome]:
-        return self._pool.submit(Outcome, Status.OK, time_ms=self._reference_ms, source=Source.HLO)
+        return self._pool.submit(lambda: self._reference)
 
     def validate(self, config: Config) -> Future[Validation]:
         self.validated.append(dict(config))
-        if self._right(config):
-            verdict = Validation(Status.OK, 1e-3, 1e-2, 5e-3, ("m=256",))
-        else:
-            verdict = Validation(Status.WRONG_RESULT, 0.5, 3.0, 5e-3, ("m=256",), "off by half on m=256")
-        return self._pool.submit(lambda: verdict)
+        return self._pool.submit(self._verdict, config)
 
     def close(self) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)

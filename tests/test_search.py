@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import subprocess
 import sys
 import textwrap
 import threading
+import time
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -19,8 +21,10 @@ from autotune.chips import get_chip
 from autotune.errors import ResultsError, UsageError
 from autotune.outcome import Outcome, Status
 from autotune.search import SearchSettings, StopReason
+from autotune.search.study import load_records
 from autotune.space import config_key
-from autotune.tuner import Observer, TuneResult, tune
+from autotune.tuner import REFUSALS_IN_A_ROW, Observer, TuneResult, check, tune
+from autotune.validation import Validation
 from tests.fakes import FakeEngine, ToyKernel, timed, toy_task, toy_time
 
 SPACE = ToyKernel().space(ToyKernel.problems["small"], get_chip("v5e"))
@@ -313,3 +317,209 @@ def test_an_unreadable_preset_file_stops_the_run_before_anything_is_tried(tmp_pa
         search(tmp_path, engine, trials=5)
     assert engine.evaluated == []
     assert path.read_text() == "{ not json"
+
+
+def test_another_stack_or_kind_of_time_is_another_study(tmp_path, monkeypatch):
+    def study(name: str = "compiler", **versions: str) -> str:
+        monkeypatch.setattr("autotune.search.study.software_versions", lambda: {"jax": "1", "libtpu": "1"} | versions)
+        return search(tmp_path, FakeEngine(name=name), trials=3).study
+
+    names = [study(), study("analytic"), study(jax="2"), study(libtpu="2"), study()]
+    assert len(set(names)) == 4
+    assert names[0] == names[-1]
+    monkeypatch.setattr("autotune.search.study.software_versions", dict)
+    search(tmp_path, trials=3, study="mine")
+    with pytest.raises(UsageError, match="made for engine compiler"):
+        search(tmp_path, FakeEngine(name="analytic"), trials=3, study="mine")
+
+
+MACHINE = (Status.CRASH, Status.TIMEOUT)
+
+
+@pytest.mark.parametrize("status", MACHINE)
+def test_what_the_machine_failed_is_tried_again_and_what_the_config_failed_is_not(tmp_path, status):
+    def poor(config):
+        if config["mode"] == "c":
+            return Outcome(Status.VMEM_OOM, message="too much")
+        return timed(config) if config["block_m"] == 256 else Outcome(status, message="no memory")
+
+    faulty = FakeEngine(outcome=poor, timeout_s=60, reference=Outcome(status))
+    first = search(tmp_path, faulty, trials=30)
+    assert first.baselines["default"].status is first.baselines["xla"].status is status
+    engine = FakeEngine(timeout_s=61)
+    again = search(tmp_path, engine, trials=30)
+    assert len(engine.evaluated) == len(engine.distinct) == first.counts[status.value]
+    assert {config_key(config) for config in faulty.evaluated} >= engine.distinct
+    assert again.counts == {"ok": 30 - first.counts["vmem_oom"], "vmem_oom": first.counts["vmem_oom"]}
+    assert again.baselines["default"].ok
+    assert again.baselines["xla"].ok
+    (preset,) = presets.read(again.preset)
+    assert preset.baselines["xla"]["time_ms"] == 3.0
+    last = FakeEngine(timeout_s=61)
+    search(tmp_path, last, trials=30)
+    assert last.evaluated == []
+
+
+def test_a_timeout_stays_one_until_it_is_given_more_time(tmp_path):
+    search(tmp_path, FakeEngine(outcome=lambda config: Outcome(Status.TIMEOUT), timeout_s=60), trials=6)
+    engine = FakeEngine(timeout_s=60)
+    assert search(tmp_path, engine, trials=6).counts == {"timeout": 6}
+    assert engine.evaluated == []
+
+
+def test_a_machine_that_stays_broken_costs_each_config_one_more_trial_a_run(tmp_path):
+    for _ in range(2):
+        engine = FakeEngine(outcome=lambda config: Outcome(Status.CRASH, message="no memory\nat all"))
+        result = search(tmp_path, engine, trials=6)
+        assert result.counts == {"crash": 6}
+        assert len(engine.evaluated) == 6
+        assert result.messages == {"crash": "no memory"}
+
+
+@pytest.mark.parametrize("status", MACHINE)
+def test_a_validation_that_did_not_end_is_tried_once_more_and_is_no_verdict(tmp_path, status):
+    failures = [Validation(status, message="killed")]
+    engine = FakeEngine(verdict=lambda config: failures.pop() if failures else Validation(Status.OK, 1e-3))
+    assert search(tmp_path / "once", engine, trials=45).best.config == BEST
+    assert engine.validated == [BEST, BEST]
+
+    dies = FakeEngine(verdict=lambda config: Validation(Status.OK if config != BEST else status, 1e-3))
+    result = search(tmp_path / "always", dies, trials=45)
+    assert dies.validated[:2] == [BEST, BEST]
+    assert result.best.config != BEST
+    assert result.rejected == ()
+    assert result.counts == {"ok": 45}
+    assert search(tmp_path / "always", trials=45).best.config == BEST  # The next run finds out.
+
+
+def test_a_kernel_that_is_wrong_everywhere_is_given_up(tmp_path):
+    engine = FakeEngine(right=lambda config: False)
+    result = search(tmp_path, engine, trials=30)
+    assert len(engine.validated) == REFUSALS_IN_A_ROW
+    assert result.best is result.preset is None
+    assert result.gave_up
+    assert result.messages == {"wrong_result": "off by half on m=256"}
+
+
+RUN = """
+    import sys, time
+    from pathlib import Path
+    from autotune.search import SearchSettings
+    from autotune.tuner import tune
+    from tests.fakes import FakeEngine, timed, toy_task
+
+    def outcome(config):
+        time.sleep(0.05)
+        return timed(config)
+
+    with FakeEngine(outcome=outcome) as engine:
+        settings = SearchSettings(trials=int(sys.argv[2]), seed=0, results=Path(sys.argv[1]))
+        result = tune(engine.task, engine, settings)
+    print(len(engine.evaluated), result.stopped_because.value, sum(result.counts.values()))
+"""
+
+
+@pytest.mark.parametrize(("trials", "reason"), [(30, "trials"), (1000, "space exhausted")])
+def test_two_runs_at_once_share_the_trials(tmp_path, trials, reason):
+    command = [sys.executable, "-c", textwrap.dedent(RUN), str(tmp_path), str(trials)]
+    runs = [
+        subprocess.Popen(
+            command, cwd=Path(__file__).parent.parent, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        for _ in range(2)
+    ]
+    outputs = [run.communicate(timeout=100) for run in runs]
+    assert [run.returncode for run in runs] == [0, 0], outputs
+    evaluated = [int(out.split()[0]) for out, _ in outputs]
+    assert all(reason in out for out, _ in outputs)
+    most = min(trials, SPACE.size)
+    assert most <= sum(evaluated) <= most + 3  # By what one of them may have in flight.
+    assert min(evaluated) > 0
+
+
+FOREIGN = {
+    "a status of a newer version": ('"status": "ok"', '"status": "splendid"'),
+    "an outcome that is no object": ('"outcome": {', '"outcome": 7, "was": {'),
+    "a time that is a word": ('"time_ms": ', '"time_ms": "long", "was_ms": '),
+    "an unknown operation": ('"op_code": 6', '"op_code": 66'),
+    "a record that is no object": ("\n", "\n[1]\n"),
+    "a record that is no JSON": ("\n", "\n{]\n"),
+}
+
+
+@pytest.mark.parametrize("change", FOREIGN, ids=str)
+def test_a_journal_of_foreign_content_is_one_line_that_names_it(tmp_path, change):
+    study = search(tmp_path, trials=5, study="mine").study
+    journal = tmp_path / "studies" / f"{study}.journal"
+    text = "".join(json.dumps(json.loads(line)) + "\n" for line in journal.read_text().splitlines())
+    old, new = FOREIGN[change]
+    assert old in text
+    journal.write_text(text.replace(old, new))
+    before = journal.read_bytes()
+    task, settings = toy_task(), SearchSettings(results=tmp_path, study="mine")
+    for attempt in (
+        lambda: check(task, settings),
+        lambda: search(tmp_path, study="mine"),
+        lambda: load_records(tmp_path, "mine"),
+    ):
+        with pytest.raises(ResultsError, match=r"mine\.journal") as caught:
+            attempt()
+        assert "\n" not in str(caught.value)
+    assert journal.read_bytes() == before
+
+
+def test_blank_lines_and_fields_of_a_newer_version_do_no_harm(tmp_path):
+    study = search(tmp_path, trials=5).study
+    journal = tmp_path / "studies" / f"{study}.journal"
+    lines = [json.dumps(json.loads(line)) for line in journal.read_text().splitlines()]
+    text = "\n\n".join(lines).replace('"status": "ok"', '"status": "ok", "mood": "good"')
+    journal.write_text(text + "\n\n  \n")
+    engine = FakeEngine()
+    assert search(tmp_path, engine, trials=8).counts == {"ok": 8}
+    assert len(engine.evaluated) == 3
+    assert len(load_records(tmp_path, study)) == 8
+
+
+def test_a_check_changes_nothing(tmp_path):
+    results = tmp_path / "results"
+    for storage in (None, str(tmp_path / "study.log"), f"journal:{tmp_path}/deep/study.log"):
+        check(toy_task(), SearchSettings(results=results, storage=storage))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("storage", ["/dev/full", "{}", "{}/" + "x" * 252, "{}/file/study.log"])
+def test_a_storage_that_cannot_be_used_is_refused_by_the_check(tmp_path, storage):
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(UsageError, match="--storage"):
+        check(toy_task(), SearchSettings(results=tmp_path, storage=storage.format(tmp_path)))
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_password_is_not_shown(tmp_path):
+    with pytest.raises(UsageError) as caught:
+        check(toy_task(), SearchSettings(results=tmp_path, storage="mysql://me:secret@nowhere.invalid/x"))
+    assert "secret" not in str(caught.value)
+
+
+def test_a_full_disk_leaves_the_journal_whole(tmp_path):
+    limited = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (9000, 9000))\n" + textwrap.dedent(RUN)
+    failed = subprocess.run(
+        [sys.executable, "-c", limited, str(tmp_path), "60"],
+        cwd=Path(__file__).parent.parent,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert failed.stderr.splitlines()[-1].startswith("OSError: [Errno 27] File too large")
+    (journal,) = (tmp_path / "studies").glob("*.journal")
+    assert journal.read_bytes().endswith(b"\n")
+    assert str(journal) in failed.stderr.splitlines()[-1]
+    assert search(tmp_path, trials=20).counts == {"ok": 20}
+
+
+def test_very_many_trials_are_ranked_in_no_time(tmp_path, monkeypatch):
+    monkeypatch.setattr("tests.fakes.SIZES", tuple(range(8, 808, 8)))
+    size = 8 * math.lcm(*range(1, 101))
+    began = time.monotonic()
+    search(tmp_path, FakeEngine(toy_task(f"m={size},n={size}")), trials=10**9, budget_s=1.0)
+    assert time.monotonic() - began < 10

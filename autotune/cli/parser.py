@@ -38,7 +38,10 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     arguments = list(argv)
     if arguments and arguments[0] not in (*commands, "-h", "--help", "--version"):
         arguments.insert(0, TUNE)  # `autotune KERNEL …`: the main job needs no word of its own.
-    return parser.parse_args(arguments or ["--help"])
+    parsed, unknown = parser.parse_known_args(arguments or ["--help"])
+    if unknown:  # argparse would send the user to the help of all commands.
+        raise UsageError(f"unrecognized arguments: {' '.join(unknown)} (see autotune {arguments[0]} --help)")
+    return parsed
 
 
 def _build() -> tuple[argparse.ArgumentParser, list[str]]:

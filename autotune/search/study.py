@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from autotune.search.pool import Pool
 
 _VALIDATION, _REFERENCE, _IDENTITY, _LIMIT = "validation:", "reference", "identity", "limit_s"
+_OWNER = "owner"
 # A trial that another machine left running is given up after this long: no trial takes it.
 ORPHAN_AGE_S = 3600.0
 # Also a file's name and part of a path.
@@ -181,7 +182,8 @@ class TuningStudy:
         """Trials that other processes are working on."""
         from optuna.trial import TrialState
 
-        return sum(trial.state is TrialState.RUNNING and not _orphaned(trial) for trial in self.trials())
+        running = [trial for trial in self.trials() if trial.state is TrialState.RUNNING]
+        return sum(_OWNER in trial.user_attrs and not _orphaned(trial) for trial in running)
 
     def taken(self) -> set:
         """Keys of the configs that are evaluated, in flight or waiting; an abandoned one is free again."""
@@ -209,7 +211,7 @@ class TuningStudy:
                 self._study.tell(exhausted.number, state=TrialState.FAIL)
                 return None
             config = self._encoding.decode(trial.params)
-            trial.set_user_attr("owner", [socket.gethostname(), os.getpid()])
+            trial.set_user_attr(_OWNER, [socket.gethostname(), os.getpid()])
             if not self._claimed(trial, config):
                 trial.set_user_attr("config", config)
                 return trial, config
@@ -332,7 +334,7 @@ def _may_work_now(status: Status, trial: FrozenTrial, limit_s: float) -> bool:
 
 def _orphaned(trial: FrozenTrial) -> bool:
     """Whether the process that ran `trial` is gone (another host's is trusted for an hour)."""
-    host, pid = trial.user_attrs.get("owner", (None, None))
+    host, pid = trial.user_attrs.get(_OWNER, (None, None))
     if host == socket.gethostname():
         return pid == os.getpid() or not _alive(pid)
     started = trial.datetime_start.timestamp() if trial.datetime_start else 0.0
