@@ -22,9 +22,9 @@ def sublanes(dtype: str) -> int:
 def block_candidates(size: int, align: int, *, smallest: int = LANES, largest: int | None = None) -> tuple[int, ...]:
     """Blocks worth trying along a dimension of `size`, ascending.
 
-    Aligned divisors and the whole dimension, as far as `largest`. A length with few of them (a vocabulary, an odd sequence) gets
-    aligned blocks that do not divide it as well: about 1, 2, 3, 4, 6, 8… times `smallest`, each trimmed
-    to leave the least of its last block empty.
+    Aligned divisors and the whole dimension, as far as `largest`. A length with few of them (a vocabulary, an
+    odd sequence) gets aligned blocks that do not divide it as well: about 1, 2, 3, 4, 6, 8… times `smallest`,
+    each trimmed to leave the least of its last block empty.
     """
     top = min(size, largest or size)
     found = {block for block in aligned_divisors(size, align, smallest=smallest) if block <= top}

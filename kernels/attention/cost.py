@@ -148,7 +148,7 @@ def tile_part(block: int, align: int, cap: int) -> int:
 
 
 def _block(size: int, align: int, cap: int) -> int:
-    """The largest divisor up to `cap` that goes into tiles; where all are small, whole tiles and an uneven last block."""
+    """The largest divisor up to `cap` that goes into tiles; where all are small, tiles and an uneven last block."""
     if size <= TILE:
         return size
     cap = max(cap // TILE, 1) * TILE
