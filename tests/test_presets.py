@@ -15,9 +15,13 @@ from hypothesis import strategies as st
 
 from autotune import presets
 from autotune.chips import get_chip
+from autotune.cli import main
 from autotune.errors import ResultsError, UsageError
 from autotune.presets import Preset
-from tests.fakes import ToyKernel, ToyProblem
+from autotune.report import write_reports
+from autotune.search import SearchSettings
+from autotune.tuner import tune
+from tests.fakes import FakeEngine, ToyKernel, ToyProblem
 
 V5E = "TPU v5 lite"
 KERNEL = ToyKernel()
@@ -93,10 +97,15 @@ def test_one_readable_file_per_device_kind_and_kernel():
         (preset(2.0, source="measured", method="device"), preset(1.0), False),
         (preset(1.0, method="analytic"), preset(2.0), True),
         (preset(1.0), preset(2.0, versions={"kernel": "newer"}), True),
+        (preset(1.0, validation=None), preset(2.0), True),
+        (preset(1.0, validation={"status": "wrong_result"}, source="measured"), preset(2.0), True),
+        (preset(1.0, baselines={"xla": {"status": "crash"}}), preset(1.0, baselines={"xla": {"time_ms": 3.0}}), True),
     ],
 )
 def test_a_worse_result_never_replaces_a_better_one(old, new, replaced):
-    path = keep(old)
+    path = presets.preset_path(Path("results/presets"), V5E, "toy")
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps([old.to_dict()]))
     assert presets.save(path, new) is replaced
     assert presets.read(path) == [new if replaced else old]
 
@@ -114,7 +123,7 @@ def test_other_problems_are_left_alone():
     assert [entry.problem["m"] for entry in presets.read(path)] == [2048, 8192]
 
 
-@pytest.mark.parametrize("text", ["{", "{}", '[{"kernel": "toy"}]', "[1]", "\x00"])
+@pytest.mark.parametrize("text", ["{", "{}", '[{"kernel": "toy"}]', "[1]", "\x00", "[" * 100_000])
 def test_an_unreadable_file_is_named_and_untouched(text):
     path = keep(preset())
     path.write_text(text)
@@ -245,3 +254,75 @@ def test_looking_presets_up_loads_no_jax():
     script = "import sys; from autotune import presets; print({'jax', 'optuna', 'pandas'} & set(sys.modules))"
     out = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60).stdout
     assert out.strip() == "set()"
+
+
+SOUND = json.loads(json.dumps(preset(baselines={"xla": {"time_ms": 2.0}}, roofline_ms=0.5, study="s").to_dict()))
+JUNK = [None, True, 7, -1.0, float("nan"), float("inf"), 10**400, "word", "../../word", "\ud800", [], [[]], {}, {"a": {"b": []}}]
+JUNK_IN = [{"time_ms": "x"}, {"time_ms": float("nan")}, {"status": 3}, {"status": "ok", "max_rel_error": "x"}, {"a": 1}]
+
+
+@pytest.mark.parametrize("field", [*SOUND, "compute_ms", "bound", "date", "a_newer_versions_field"])
+def test_a_malformed_field_is_said_before_a_search_or_does_no_harm_after_it(field, capfd):
+    """Whatever is read must serve a lookup, a search's end and a report: else reading it must say so."""
+    path = presets.preset_path(Path("results/presets"), V5E, "toy")
+    path.parent.mkdir(parents=True)
+    for junk in [*JUNK, *JUNK_IN, {"xla": {"time_ms": "x"}}, {"xla": None}]:
+        text = json.dumps([{**SOUND, field: junk}])
+        path.write_text(text)
+        read, refusal = None, ""
+        try:
+            (read,) = presets.read(path)
+        except ResultsError as error:
+            refusal = str(error)
+        if read is None:
+            assert "toy.json" in refusal
+            assert "\n" not in refusal
+            continue
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            presets.lookup(KERNEL, KERNEL.problems["small"], device_kind=V5E)
+        write_reports(Path("results"), [read.kernel], ("md", "csv"))
+        assert main(["presets", "list", "--results", "results"]) == 0
+        assert main(["presets", "check", "--results", "results"]) in (0, 1)
+        presets.save(path, preset(0.1))
+        assert presets.read(path)[-1].time_ms == 0.1
+    capfd.readouterr()
+
+
+def test_fields_of_a_newer_version_survive_a_rewrite():
+    path = keep(preset())
+    (entry,) = json.loads(path.read_text())
+    path.write_text(json.dumps([{**entry, "mood": {"of": ["the", "day", 1]}, "extra": None}]))
+    keep(preset(problem=KERNEL.problems["large"]))
+    assert json.loads(path.read_text())[0] == {**entry, "mood": {"of": ["the", "day", 1]}, "extra": None}
+
+
+def test_what_a_lookup_could_not_use_never_stays_for_being_faster():
+    path = presets.preset_path(Path("results/presets"), V5E, "toy")
+    path.parent.mkdir(parents=True)
+    junk = [preset(0.1, config={"block_m": 7}), preset(0.1, config={**CONFIG, "block_q": 1}), preset(0.2)]
+    path.write_text(json.dumps([entry.to_dict() for entry in junk[:2]]))
+    assert presets.save(path, preset(1.0), lambda old: old.config == CONFIG)
+    assert presets.read(path) == [preset(1.0)]
+    path.write_text(json.dumps([entry.to_dict() for entry in junk]))
+    assert not presets.save(path, preset(1.0), lambda old: old.config == CONFIG)
+    assert presets.read(path) == junk
+
+
+def test_a_tuned_result_takes_the_place_of_an_invalid_one(tmp_path):
+    path = presets.preset_path(tmp_path / "presets", V5E, "toy")
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps([preset(1e-6, config={**CONFIG, "block_m": 100}).to_dict()]))
+    with FakeEngine() as engine:
+        result = tune(engine.task, engine, SearchSettings(trials=45, results=tmp_path))
+    assert not result.kept
+    assert [entry.config for entry in presets.read(path)] == [CONFIG]
+
+
+def test_a_validated_preset_is_looked_up_before_one_that_is_not(tmp_path, monkeypatch):
+    keep(preset())
+    mine = presets.preset_path(tmp_path / "mine", V5E, "toy")
+    mine.parent.mkdir(parents=True)
+    mine.write_text(json.dumps([preset(0.1, validation=None, config={**CONFIG, "mode": "a"}).to_dict()]))
+    monkeypatch.setenv("AUTOTUNE_PRESETS", str(tmp_path / "mine"))
+    assert presets.lookup(KERNEL, {"m": 2048, "n": 2048}, device_kind=V5E)["mode"] == "b"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.metadata
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -122,6 +123,11 @@ def _is_word(value: Any) -> bool:
     return isinstance(value, str)
 
 
+def _is_file_name(value: Any) -> bool:
+    """A report is written under this name."""
+    return _is_word(value) and re.fullmatch(r"(?!\.)[^/\\\0]{1,100}", value) is not None
+
+
 def _is_time(value: Any) -> bool:
     return is_figure(value) and value > 0
 
@@ -157,7 +163,7 @@ _DURATION = (_is_duration, "a number of 0 or more")
 _PLAIN_MAPPING = (_mapping_of(_is_plain), "an object of numbers, words and flags")
 # Every field with what it must be: whatever reads a preset later may rely on that.
 _FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "kernel": _WORD,
+    "kernel": (_is_file_name, "a kernel's name"),
     "device_kind": _WORD,
     "problem": _PLAIN_MAPPING,
     "config": _PLAIN_MAPPING,
