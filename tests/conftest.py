@@ -61,17 +61,26 @@ def command(toy_package: Path, tmp_path: Path) -> Callable[..., subprocess.Compl
     work = tmp_path / "work"
     work.mkdir()
 
-    def run(*arguments: str, folder: Path = work) -> subprocess.CompletedProcess[str]:
-        path = os.pathsep.join([str(toy_package), str(ROOT), os.environ.get("PYTHONPATH", "")])
+    def start(line: list[str], path: Path) -> subprocess.CompletedProcess[str]:
+        paths = os.pathsep.join([str(path), str(toy_package), str(ROOT), os.environ.get("PYTHONPATH", "")])
         return subprocess.run(
-            [sys.executable, "-m", "autotune", *arguments],
-            cwd=folder,
-            env={**os.environ, "PYTHONPATH": path.rstrip(os.pathsep)},
+            line,
+            cwd=work,
+            env={**os.environ, "PYTHONPATH": paths.rstrip(os.pathsep)},
             capture_output=True,
             text=True,
             timeout=120,
             check=False,
         )
 
+    def run(*arguments: str, path: Path = toy_package) -> subprocess.CompletedProcess[str]:
+        return start([sys.executable, "-m", "autotune", *arguments], path)
+
+    def shell(line: str) -> subprocess.CompletedProcess[str]:
+        """The same from bash, where ``autotune`` is the command; the first command's code in a pipe counts."""
+        function = f'autotune() {{ exec {sys.executable} -m autotune "$@"; }}'
+        return start(["bash", "-c", f"{function}; set -o pipefail; ({line})"], toy_package)
+
     run.folder = work  # type: ignore[attr-defined]
+    run.shell = shell  # type: ignore[attr-defined]
     return run

@@ -15,7 +15,7 @@ from autotune import engines
 from autotune.cli import main
 from autotune.errors import UnavailableError
 from autotune.outcome import Outcome, Status
-from tests.fakes import timed
+from tests.fakes import ToyKernel, timed
 
 
 @pytest.fixture(autouse=True)
@@ -36,6 +36,22 @@ BAD = [
     ("toy --timeout 0", "0", "a positive number of seconds"),
     ("toy --budget nan", "nan", "a positive number of seconds"),
     ("toy --seed x", "x", "an integer of 0 or more"),
+    ("toy --seed 4294967296", "4294967296", "below 4294967296"),
+    ("toy --timeout 1e18", "1e18", "a week"),
+    ("toy --budget inf", "inf", "a week"),
+    ("toy --jobs 1000000", "1000000", "at most 1024"),
+    ("toy --trials 99999999999999999999", "99999999999999999999", "a positive integer"),
+    ("toy --storage /dev/full", "/dev/full", "no regular file"),
+    ("toy --storage .", ".", "no regular file"),
+    (f"toy --storage {'s' * 300}", "sss", "name too long"),
+    ("toy --storage sqlite:///no/such/folder/x.db", "no/such/folder", "cannot be opened"),
+    (f"toy --results {'r' * 300}", "rrr", "name too long"),
+    ("toy --results /dev/null/results", "/dev/null", "give a folder"),
+    (f"report --results {'r' * 300}", "rrr", "name too long"),
+    (f"presets list --results {'r' * 300}", "rrr", ""),
+    (f"toy --study {'s' * 101}", "sss", "100 letters"),
+    ("toy --study s\u00e9", "--study", "letters, digits"),
+    ("toy --study .hidden", ".hidden", "no leading dot"),
     ("toy --engine warp", "warp", "compiler"),
     ("toy --target v9", "unknown target 'v9'", "v5e"),
     ("toy --problem huge", "no problem named 'huge'", "small"),
@@ -47,7 +63,9 @@ BAD = [
     ("toy --problem dtype=int4", "dtype=int4", "bfloat16"),
     ("toy --storage http://x", "http://x", "sqlite:///"),
     ("toy --study a/b", "a/b", "letters, digits"),
-    ("toy --colour", "--colour", "--help"),
+    ("toy --colour", "--colour", "see autotune tune --help"),
+    ("list --colour", "--colour", "see autotune list --help"),
+    ("predict toy --jobs x", "x", "see autotune predict --help"),
     ("predict toy", "--config", ""),
     ("predict toy --config block_m=0,block_n=128", "block_m=0", "block_m must be positive"),
     ("predict toy --config block_m=128", "lacks block_n", ""),
@@ -185,8 +203,12 @@ def test_predict_gives_one_object_a_config_in_order(fake_engine, project, capfd)
     }
     assert document[1]["message"] == "block_m must be positive"
     assert document[2]["config"]["mode"] == "a"
+    assert [entry.get("problem") for entry in document] == [None, None, None, {"m": 8192}, None]
     assert [engine.task.problem.m for engine in opened] == [2048, 8192]
     assert len(opened[0].evaluated) == 2  # The repeated row is not evaluated again.
+    assert main(["predict", "toy", "--target", "v5e", "--configs", "configs.csv"]) == 0
+    rows = [line for line in capfd.readouterr().out.splitlines() if "block_m=" in line]
+    assert ["m=8192" in row for row in rows] == [False, False, False, True, False]
 
 
 def test_predict_takes_a_column_map(fake_engine, project, capfd):
@@ -194,6 +216,25 @@ def test_predict_takes_a_column_map(fake_engine, project, capfd):
     (project / "configs.csv").write_text("rows,cols\n512,256\n")
     assert main(["predict", "toy", "--configs", "configs.csv", "--columns", "rows=block_m,cols=block_n", "--json"]) == 0
     assert json.loads(capfd.readouterr().out)[0]["config"] == {"block_m": 512, "block_n": 256, "mode": "a"}
+
+
+@pytest.mark.parametrize(
+    ("columns", "wrong"),
+    [
+        ("row=block_m", "--columns names 'row'"),
+        ("rows=block_q", "--columns gives rows the unknown parameter 'block_q'"),
+        ("rows=block_m,cols=block_m", "--columns gives several columns the parameter 'block_m'"),
+        ("rows", "in --columns"),
+    ],
+)
+def test_a_bad_column_map_is_not_blamed_on_a_line(fake_engine, project, capfd, columns, wrong):
+    opened = fake_engine()
+    (project / "configs.csv").write_text("rows,cols\n512,256\n")
+    assert main(["predict", "toy", "--configs", "configs.csv", "--columns", columns]) == 2
+    err = capfd.readouterr().err
+    assert wrong in err
+    assert "line 2" not in err
+    assert not opened
 
 
 @pytest.mark.parametrize(
@@ -205,6 +246,8 @@ def test_predict_takes_a_column_map(fake_engine, project, capfd):
         ("bm,bn\n128,128\nx,128\n", "line 3: block_m=x: must be an integer"),
         ("bm,other\n128,128\n", "line 2: the config lacks block_n"),
         ("bm,bn,m\n128,128,0\n", "line 2: m=0: must be a positive integer"),
+        ("bm,bn,bm\n128,128,256\n", "configs.csv has the column 'bm' twice"),
+        ("bm, bn ,bn\n128,128,256\n", "configs.csv has the column 'bn' twice"),
     ],
 )
 def test_a_bad_file_of_configs_is_said_with_its_line(fake_engine, project, capfd, text, wrong):
@@ -316,3 +359,117 @@ def test_ctrl_c_in_a_terminal_finishes_with_what_is_known(toy_package, project):
     assert document["stopped_because"] == "interrupted"
     assert document["best"]["validated"] is True
     assert "Traceback" not in err
+
+
+def test_why_nothing_works_is_said(fake_engine, capfd):
+    fake_engine(outcome=lambda config: Outcome(Status.CRASH, message="ended by SIGKILL\nsecond line"))
+    assert main(["toy", "--trials", "4"]) == 1
+    out = capfd.readouterr().out
+    assert "crash: ended by SIGKILL\n" in out
+    assert "second line" not in out
+
+
+def test_a_kernel_that_is_wrong_everywhere_is_said_to_be(fake_engine, capfd):
+    fake_engine(right=lambda config: False)
+    assert main(["toy", "--trials", "20"]) == 1
+    out = capfd.readouterr().out
+    assert "5 configs, one after the other, were not shown right" in out
+    assert "wrong_result: off by half on m=256" in out
+
+
+def test_a_study_of_something_else_is_refused_before_the_engine(fake_engine, capfd):
+    opened = fake_engine()
+    main(["toy", "--trials", "3", "--study", "mine"])
+    capfd.readouterr()
+    for more in (["--seed", "1"], ["--problem", "large"]):
+        assert main(["toy", "--study", "mine", *more]) == 2
+        err = capfd.readouterr().err
+        assert len(err.splitlines()) == 1
+        assert "study mine was made for" in err
+    assert len(opened) == 1
+
+
+def test_an_unreadable_study_is_refused_before_the_engine(fake_engine, project, capfd):
+    opened = fake_engine()
+    main(["toy", "--trials", "3"])
+    (journal,) = project.glob("results/studies/*.journal")
+    journal.write_text("[]\n")
+    capfd.readouterr()
+    for line in ("toy --trials 3", f"toy --storage {journal}", "report toy"):
+        assert main(line.split()) == 2
+        out, err = capfd.readouterr()
+        assert (out, len(err.splitlines())) == ("", 1)
+        assert journal.name in err
+    assert journal.read_text() == "[]\n"
+    assert len(opened) == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (ValueError("bad value\nfor X"), "ValueError: bad value"),
+        (OSError(28, "No space left on device", "f"), "f: No space left on device"),
+    ],
+)
+def test_a_kernel_whose_modules_do_not_load_is_one_line(fake_engine, monkeypatch, project, capfd, error, words):
+    def version(self):
+        raise error
+
+    monkeypatch.setattr(ToyKernel, "version", property(version))
+    opened = fake_engine()
+    assert main(["toy", "--trials", "3"]) == 1
+    err = capfd.readouterr().err
+    assert len(err.splitlines()) == 1
+    assert words in err
+    assert list(project.iterdir()) == []
+    assert not opened
+
+
+def test_json_stays_pure_where_a_kernels_module_prints(tmp_path, command):
+    (tmp_path / "noisy.py").write_text(
+        "import os\nprint('python prints')\nos.write(1, b'C prints\\n')\nfrom tests.fakes import ToyKernel\n"
+        "class Noisy(ToyKernel):\n    name = 'noisy'\n"
+    )
+    info = tmp_path / "noisy-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: noisy\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[autotune.kernels]\nnoisy = noisy:Noisy\n")
+    for line in ("list noisy --json", "list --json", "doctor --json"):
+        done = command(*line.split(), path=tmp_path)
+        json.loads(done.stdout)
+        assert "python prints" in done.stderr
+        assert "C prints" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "error"),
+    [
+        ("autotune list >&-", 0, ""),
+        ("autotune list --json >&-", 0, ""),
+        ("autotune list >&- 2>&-", 0, ""),
+        ("autotune list <&- >/dev/null", 0, ""),
+        ("autotune doctor --nope 2>&-", 2, ""),
+        ("autotune list | true", 0, ""),
+        ("autotune list --json | true", 0, ""),
+        ("autotune presets list | true", 0, ""),
+        ("autotune --help | true", 0, ""),
+        ("autotune list > /dev/full", 1, "autotune: No space left on device\n"),
+        ("autotune list --json > /dev/full", 1, "autotune: No space left on device\n"),
+        ("export PYTHONIOENCODING=ascii; autotune presets list >/dev/null", 0, ""),
+        (
+            "export PYTHONIOENCODING=ascii; autotune toy --problem m=\u00b5 >/dev/null",
+            2,
+            "autotune: m=\\xb5: must be an integer\n",
+        ),
+    ],
+)
+def test_streams_as_a_shell_may_leave_them(command, line, code, error):
+    done = command.shell(line)
+    assert (done.returncode, done.stderr) == (code, error)
+
+
+@pytest.mark.parametrize("module", ["argparse", "rich"])
+def test_ctrl_c_at_start_up_is_one_line(tmp_path, command, module):
+    (tmp_path / f"{module}.py").write_text("raise KeyboardInterrupt")
+    done = command("presets", "list", path=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "autotune: interrupted\n")

@@ -83,3 +83,27 @@ def test_nothing_to_report_is_said_and_nothing_written(tmp_path):
     with pytest.raises(UsageError, match="run `python -m autotune KERNEL` first"):
         write_reports(tmp_path, [], ("md",))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_report_that_cannot_be_written_leaves_the_old_one(tuned, monkeypatch):
+    (path,) = write_reports(tuned, ["toy"], ("md",))["toy"]
+    path.write_text("the old one")
+
+    def full(descriptor):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        write_reports(tuned, ["toy"], ("md",))
+    assert path.read_text() == "the old one"
+    assert not list(path.parent.glob(".*"))
+
+
+def test_a_preset_names_no_study_outside_its_folder(tuned, tmp_path):
+    shutil.copytree(tuned, tmp_path / "results")
+    (journal, *_) = (tmp_path / "results" / "studies").glob("*.journal")
+    shutil.move(journal, tmp_path / "elsewhere.journal")
+    for file in (tmp_path / "results").glob("presets/*/toy.json"):
+        file.write_text(file.read_text().replace(journal.stem, "../../elsewhere"))
+    (path,) = write_reports(tmp_path / "results", [], ("md",))["toy"]
+    assert "is not in this results folder" in path.read_text()
