@@ -64,6 +64,7 @@ def vmem_limits(chip: Chip) -> tuple[int, ...]:
 
 
 def vmem_param(chip: Chip) -> Param:
+    """The limit as a parameter. Ascending, and the last: no estimate knows it, and a ranking keeps equals in order."""
     return Param(
         "vmem_limit_mib",
         vmem_limits(chip),

@@ -11,6 +11,7 @@ from autotune.chips import CHIPS
 from autotune.errors import UsageError
 from kernels.attention import PROBLEMS, attention, attention_reference
 from kernels.attention import pallas as flash
+from kernels.attention import reference as references
 from kernels.attention.blocks import Blocks
 from kernels.attention.cost import cost, estimate_ms, heuristic_config
 from tests.test_validation import NAN_MEMORY
@@ -84,6 +85,14 @@ def test_runs_and_differentiates_where_there_is_no_tpu():
     theirs = jax.grad(lambda *x: jnp.sum(jnp.sin(attention_reference(*x))), argnums=(0, 1, 2))(q, k, v)
     for got, want in zip(ours, theirs, strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_the_reference_in_pieces_is_the_reference(monkeypatch, causal):
+    q, k, v = arrays(70, 90, heads=6, kv_heads=2)
+    monkeypatch.setattr(references, "PIECE", 5000)
+    got = references.attention_in_pieces(q, k, v, causal=causal)
+    np.testing.assert_allclose(got, attention_reference(q, k, v, causal=causal), rtol=1e-5, atol=1e-6)
 
 
 def test_large_scores_do_not_overflow():

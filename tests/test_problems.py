@@ -53,6 +53,8 @@ def test_the_default_attention_is_llama_3_8b_prefill():
     [
         (MatmulKernel(), "m=0", "m=0: must be a positive integer"),
         (MatmulKernel(), "m=-4", "must be a positive integer"),
+        (MatmulKernel(), "m=1000000000000000", "m=1000000000000000: must be at most 2147483647"),
+        (AttentionKernel(), "kv_len=2147483648", "kv_len=2147483648: must be at most 2147483647"),
         (MatmulKernel(), "m=1.5", "must be an integer"),
         (MatmulKernel(), "dtype=int3", "must be bfloat16 or float32"),
         (MatmulKernel(), "rows=3", "unknown problem field 'rows': use m, n, k or dtype"),
