@@ -56,6 +56,49 @@ def test_every_target_gives_a_schedule_near_the_roofline(target):
     assert large.provenance["target"] == target
 
 
+@pytest.mark.parametrize("target", list(CHIPS))
+def test_every_target_plays_all_tiles_of_a_causal_kernel(target):
+    """Loops within a grid step, with bounds that depend on it: every generation's branches are followed."""
+    kernel, chip = get_kernel("attention"), get_chip(target)
+    problem = kernel.parse_problem("heads=2,kv_heads=2,q_len=2048,kv_len=2048")
+    space = kernel.space(problem, chip)
+    config = space.parse({"block_q": 1024, "block_kv": 1024, "block_q_compute": 512, "block_kv_compute": 512})
+    with open_engine("compiler", Task(kernel, problem, chip), jobs=1, timeout_s=120) as engine:
+        outcome = engine.evaluate(config).result()
+    assert outcome.source is Source.SCHEDULE, outcome.message
+    # 10 of 16 tiles a head hold 8.5 tiles' worth of useful scores; the units overlap, but never fully.
+    roofline = kernel.cost(problem).roofline_ms(chip)
+    assert 10 / 8.5 * roofline < outcome.compute_ms < 8 * roofline
+
+
+def test_a_large_program_whose_kernel_is_called_not_inlined_is_played():
+    task = matmul_task("v5e", m=8192, n=131072, k=16384, dtype="bfloat16")
+    with open_engine("compiler", task, jobs=1, timeout_s=120) as engine:
+        outcome = engine.evaluate(blocks(task, 1024, 1024, 512)).result()
+    assert outcome.source is Source.SCHEDULE, outcome.message
+    assert outcome.time_ms > task.kernel.cost(task.problem).roofline_ms(task.chip)
+
+
+def test_equal_ops_share_the_listing_that_the_compiler_writes_once():
+    kernel, chip = get_kernel("attention"), get_chip("v5e")
+    problem = kernel.parse_problem("heads=2,kv_heads=2,q_len=512,kv_len=512,head_dim=64")
+    with open_engine("compiler", Task(kernel, problem, chip), jobs=1, timeout_s=120) as engine:
+        outcome = engine.evaluate(kernel.baselines(problem, chip)["default"]).result()
+    assert outcome.source is Source.SCHEDULE, outcome.message
+
+
+def test_cancelling_gives_up_the_work():
+    task = Task(RoughKernel(), RoughProblem(), get_chip("v5e"))
+    with open_engine("compiler", task, jobs=1, timeout_s=600) as engine:
+        hung, queued = engine.evaluate({"deed": "hang"}), engine.evaluate({"deed": "hang"})
+        time.sleep(2)
+        started = time.monotonic()
+        assert hung.cancel()
+        assert queued.cancel()
+        assert engine.evaluate({"deed": "work"}).result().ok
+        assert time.monotonic() - started < 30
+
+
 def test_traffic_is_exactly_what_the_grid_fetches():
     task = matmul_task("v5e", m=2048, n=1024, k=1536, dtype="bfloat16")
     with open_engine("compiler", task, jobs=1, timeout_s=120) as engine:

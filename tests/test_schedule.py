@@ -78,6 +78,15 @@ def test_comparisons_know_signed_from_unsigned(a, b):
     assert evaluate("scmp.ne.s32.totalorder", a, b) == (a != b)
 
 
+@given(INT32, st.integers(1, 2**31 - 1))
+def test_division_rounds_towards_zero(a, b):
+    unsigned = a % 2**32
+    assert evaluate("sdiv.s32", a, b) == int(np.trunc(a / b))
+    assert evaluate("srem.s32", a, b) == int(np.fmod(a, b))
+    assert evaluate("sdiv.u32", a, b) % 2**32 == unsigned // b
+    assert evaluate("srem.u32", a, b) == unsigned % b
+
+
 @given(st.booleans(), st.booleans())
 def test_predicates(p, q):
     assert evaluate("pnand", p, q) == (not (p and q))
@@ -134,6 +143,28 @@ def test_each_core_takes_its_own_way():
     text = text.replace("scmp.ge.s32.totalorder %s12_s0, %s40_s5", "scmp.gt.s32.totalorder %s12_s0, %s40_s5")
     text = text.replace("1000", "1").replace("4294966296", "4294967295")
     assert play(text, index=0) < play(text, index=100)
+
+
+def test_slots_that_are_listed_as_one_empty_bundle_still_take_their_cycles():
+    folding = Core(delay_slots=6, cycles_per_push=8, folds_slots=True)
+    assert play(LOOP.format(trips=400), folding) == 2 + 400 * (3 + 6) + 2
+
+
+def test_a_branch_may_stand_in_the_slots_of_another():
+    text = """
+     0   :  { %p1_p0 = pmov 0  ;;  %p2_p1 = pmov 1 }
+   0x1   :  { %3 = sbr.rel (%p1_p0) target = $region7 }
+   0x2   :  { %4 = sbr.rel (%p2_p1) target = $region8 }
+   0x3   :  {}
+   0x4   :  {}
+   0x5   :  {}
+   0x6   :  {}
+   0x7   :  {} /* Start region 7 */
+   0x8   :  {}
+   0x9   :  {} /* Start region 8 */
+"""
+    # The first is not taken; the second one is, past its four slots, over bundles 7 and 8.
+    assert play(text, Core(delay_slots=4, cycles_per_push=8)) == 8
 
 
 def test_waiting_for_nothing_is_refused():

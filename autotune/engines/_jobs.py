@@ -7,17 +7,19 @@ from typing import Any
 
 from autotune.chips import get_chip
 from autotune.engines._worker import resolve
-from autotune.kernel import Kernel
+from autotune.kernel import Kernel, get_kernel, kernel_names
 from autotune.validation import validate as _validate
 
 
 def kernel_path(kernel: Kernel) -> str:
-    """How a worker finds the kernel: ``module:Class``."""
+    """How a worker finds the kernel: its registered name, or ``module:Class`` where it is not registered."""
+    if kernel.name in kernel_names() and get_kernel(kernel.name) is kernel:
+        return kernel.name
     return f"{type(kernel).__module__}:{type(kernel).__qualname__}"
 
 
 def _open(kernel: str, problem: Mapping[str, Any]) -> tuple[Kernel, Any]:
-    instance = resolve(kernel)()
+    instance = resolve(kernel)() if ":" in kernel else get_kernel(kernel)
     return instance, instance.problem_type.from_dict(problem)
 
 
@@ -31,16 +33,18 @@ def compile_config(kernel: str, problem: Mapping[str, Any], target: str, config:
 def compile_reference(kernel: str, problem: Mapping[str, Any], target: str) -> dict[str, Any]:
     """The reference as XLA compiles it for `target`, predicted by the same rules."""
     instance, parsed = _open(kernel, problem)
-    roofline = instance.cost(parsed).roofline_ms(get_chip(target))
-    return _compile(instance, parsed, target, instance.reference(parsed), roofline)
+    return _compile(instance, parsed, target, instance.reference(parsed), None)
 
 
 def _compile(
-    kernel: Kernel, problem: Any, target: str, function: Callable[..., Any], analytic_ms: float
+    kernel: Kernel, problem: Any, target: str, function: Callable[..., Any], analytic_ms: float | None
 ) -> dict[str, Any]:
     from autotune.engines.compiler.toolchain import compile_for
 
-    return compile_for(function, kernel.arguments(problem), get_chip(target), analytic_ms=analytic_ms).to_dict()
+    chip = get_chip(target)
+    roofline_ms = kernel.cost(problem).roofline_ms(chip)
+    outcome = compile_for(function, kernel.arguments(problem), chip, roofline_ms=roofline_ms, analytic_ms=analytic_ms)
+    return outcome.to_dict()
 
 
 def validate(kernel: str, problem: Mapping[str, Any], config: Mapping[str, Any], seed: int) -> dict[str, Any]:

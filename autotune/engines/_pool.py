@@ -14,6 +14,7 @@ import sys
 import tempfile
 import threading
 import time
+import weakref
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -58,6 +59,7 @@ class WorkerPool:
         self._environment = {**os.environ, "PYTHONPATH": path, **environment}
         self._local = threading.local()
         self._workers: list[_Worker] = []
+        self._tickets: weakref.WeakKeyDictionary[Future[Any], _Ticket] = weakref.WeakKeyDictionary()
         self._lock = threading.Lock()
         self._closed = False
         self._threads = ThreadPoolExecutor(size, thread_name_prefix="worker")
@@ -67,7 +69,15 @@ class WorkerPool:
 
         The future raises `JobError`, `WorkerDied` or `JobTimeout`.
         """
-        return self._threads.submit(self._run, {"job": job, "arguments": dict(arguments)}, timeout_s)
+        ticket = _Ticket()
+        future = self._threads.submit(self._run, ticket, {"job": job, "arguments": dict(arguments)}, timeout_s)
+        self._tickets[future] = ticket
+        return future
+
+    def give_up(self, future: Future[Any]) -> None:
+        """Cancels a job that has not begun; kills the worker that is at it."""
+        if not future.cancel() and (worker := self._tickets[future].worker) is not None:
+            worker.kill()
 
     def start(self) -> Future[Any]:
         """Starts one worker ahead of its first job; the future gives its warm-up's result or raises `JobError`."""
@@ -88,7 +98,10 @@ class WorkerPool:
         if worker is None or not worker.alive:
             if self._closed:
                 raise WorkerDied("the pool was closed")
-            worker = _Worker(self._warm_up, self._environment, self._scratch)
+            try:
+                worker = _Worker(self._warm_up, self._environment, self._scratch)
+            except OSError as error:
+                raise WorkerDied(f"no worker process can be started: {error}") from error
             with self._lock:
                 self._workers.append(worker)
             if self._closed:  # it closed meanwhile and may have missed this one
@@ -106,18 +119,25 @@ class WorkerPool:
         with self._lock:
             self._workers.remove(worker)
 
-    def _run(self, request: dict[str, Any], timeout_s: float) -> Any:
-        worker = self._worker()
+    def _run(self, ticket: _Ticket, request: dict[str, Any], timeout_s: float) -> Any:
+        worker = ticket.worker = self._worker()
         try:
             answer = worker.ask(request, timeout_s)
             if answer["rss_bytes"] > RECYCLE_BYTES:
                 worker.kill()
         finally:
+            ticket.worker = None
             if not worker.alive:
                 self._forget(worker)
         if "error" in answer:
             raise JobError(answer["error"])
         return answer["result"]
+
+
+class _Ticket:
+    """Which worker is at a job."""
+
+    worker: _Worker | None = None
 
 
 class _Worker:

@@ -30,7 +30,7 @@ class _PooledEngine(Engine):
     def validate(self, config: Config, *, seed: int = 0) -> Future[Validation]:
         arguments = {**self._identity, "config": dict(config), "seed": seed}
         job = self._pool.submit("autotune.engines._jobs:validate", arguments, timeout_s=_VALIDATION_TIMEOUT_S)
-        return _then(job, Validation.from_dict, lambda status, text: Validation(status, message=text))
+        return _then(self._pool, job, Validation.from_dict, lambda status, text: Validation(status, message=text))
 
     def close(self) -> None:
         self._pool.close()
@@ -40,6 +40,7 @@ class _PooledEngine(Engine):
             return dataclasses.replace(outcome, provenance=self._provenance)
 
         return _then(
+            self._pool,
             job,
             lambda fields: finish(Outcome.from_dict(fields)),
             lambda status, text: finish(Outcome(status, message=text)),
@@ -79,23 +80,15 @@ class AnalyticEngine(_PooledEngine):
 
     def evaluate(self, config: Config) -> Future[Outcome]:
         task = self.task
-        return self._estimate(task.kernel.estimate_ms(task.problem, config, task.chip), "analytic estimate")
+        time_ms = task.kernel.estimate_ms(task.problem, config, task.chip)
+        return self._done(Outcome(Status.OK, time_ms=time_ms, source=Source.ANALYTIC, message="analytic estimate"))
 
     def evaluate_reference(self) -> Future[Outcome]:
-        cost = self.task.kernel.cost(self.task.problem)
-        return self._estimate(cost.roofline_ms(self.task.chip), "the roofline: XLA cannot be faster")
+        return self._done(Outcome(Status.COMPILE_ERROR, message="XLA's time is not known: no TPU compiler"))
 
-    def _estimate(self, time_ms: float, message: str) -> Future[Outcome]:
+    def _done(self, outcome: Outcome) -> Future[Outcome]:
         done: Future[Outcome] = Future()
-        done.set_result(
-            Outcome(
-                Status.OK,
-                time_ms=time_ms,
-                source=Source.ANALYTIC,
-                message=message,
-                provenance=self._provenance,
-            )
-        )
+        done.set_result(dataclasses.replace(outcome, provenance=self._provenance))
         return done
 
 
@@ -128,8 +121,13 @@ def open_compiler_engine(task: Task, *, jobs: int, timeout_s: float, or_analytic
     return AnalyticEngine(task, pool, jobs=jobs, timeout_s=timeout_s, reason=reason)
 
 
-def _then(job: Future[Any], read: Callable[[Any], Any], fail: Callable[[Status, str], Any]) -> Future[Any]:
-    """A future of `read(result)`, or of `fail(status, text)` where the worker did not deliver."""
+def _then(
+    pool: WorkerPool, job: Future[Any], read: Callable[[Any], Any], fail: Callable[[Status, str], Any]
+) -> Future[Any]:
+    """A future of `read(result)`, or of `fail(status, text)` where the worker did not deliver.
+
+    Cancelling it gives the job up: a worker that is at it is killed.
+    """
     answer: Future[Any] = Future()
 
     def settle(job: Future[Any]) -> None:
@@ -146,5 +144,6 @@ def _then(job: Future[Any], read: Callable[[Any], Any], fail: Callable[[Status, 
         except Exception as error:  # a bug of ours: it must reach the caller
             answer.set_exception(error)
 
+    answer.add_done_callback(lambda answer: pool.give_up(job) if answer.cancelled() else None)
     job.add_done_callback(settle)
     return answer

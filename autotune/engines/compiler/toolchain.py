@@ -14,12 +14,13 @@ import jax
 from jax.experimental import topologies
 
 from autotune.chips import DEFAULT_TARGET, MIB, Chip, get_chip
-from autotune.engines.compiler.schedule import Timing, UnresolvedError, play_module, read_dumps
+from autotune.engines.compiler.schedule import Timing, UnresolvedError, estimated_cycles, play_module, read_dumps
 from autotune.engines.compiler.support import DUMP_FOLDER
 from autotune.kernel import ArraySpec
 from autotune.outcome import Outcome, Source, Status
 
 _OVERHEAD_SHARE = 1.25  # beyond both bounds by this much, waits and step overheads hold the time up
+_POSSIBLE = 0.98  # of the roofline: chip figures and schedules are no more exact than that
 _VMEM_NEEDED = re.compile(r"Scoped allocation with size ([\d.]+)([KMG])")
 _UNITS = {"K": 1024, "M": MIB, "G": 1024 * MIB}
 _MESSAGE_LIMIT = 2000
@@ -40,13 +41,19 @@ def target_device(chip: Chip) -> jax.Device:
 
 
 def compile_for(
-    function: Callable[..., Any], arguments: Sequence[ArraySpec], chip: Chip, *, analytic_ms: float
+    function: Callable[..., Any],
+    arguments: Sequence[ArraySpec],
+    chip: Chip,
+    *,
+    roofline_ms: float,
+    analytic_ms: float | None,
 ) -> Outcome:
     """Compiles `function` for `chip` and predicts one call's time from its schedule.
 
     Args:
+        roofline_ms: The least time the chip could take; a schedule that seems to beat it was misread.
         analytic_ms: The time to give, with source `analytic`, where the program compiles but its schedule
-            cannot be followed.
+            cannot be followed; None where only XLA's own estimate of its fusions may be given then.
     """
     dumps = Path(DUMP_FOLDER)
     shutil.rmtree(dumps, ignore_errors=True)
@@ -59,17 +66,33 @@ def compile_for(
     except Exception as error:  # whatever tracing raises is this config's own fault
         return Outcome(Status.LOWERING_ERROR, message=_text(error), compile_s=time.monotonic() - started)
     try:
-        lowered.compile()
+        compiled = lowered.compile()
     except Exception as error:
         seconds = time.monotonic() - started
         return dataclasses.replace(classify_compile_error(_text(error)), compile_s=seconds)
     seconds = time.monotonic() - started
     try:
         timing = play_module(read_dumps(dumps), chip)
+        if timing.time_ms < _POSSIBLE * roofline_ms:
+            raise UnresolvedError(f"the schedule seems to take {timing.time_ms:.4g} ms, below the roofline")
+        return _predicted(timing, seconds)
     except UnresolvedError as error:
-        note = f"an analytic figure, because {error}"
-        return Outcome(Status.OK, time_ms=analytic_ms, source=Source.ANALYTIC, compile_s=seconds, message=note)
-    return _predicted(timing, seconds)
+        reason = str(error)
+    except Exception as error:  # the player's own failure is not the config's: another libtpu may list otherwise
+        reason = f"the schedule cannot be read ({_text(error)[:200]})"
+    if analytic_ms is not None:
+        note, source = f"an analytic figure, because {reason}", Source.ANALYTIC
+        return Outcome(Status.OK, time_ms=analytic_ms, source=source, compile_s=seconds, message=note)
+    return _estimated_by_xla(compiled.as_text(), chip, roofline_ms, seconds, reason)
+
+
+def _estimated_by_xla(hlo: str, chip: Chip, roofline_ms: float, compile_s: float, reason: str) -> Outcome:
+    cycles = estimated_cycles(hlo)
+    time_ms = cycles / (chip.clock_ghz * 1e6) if cycles else 0.0
+    if time_ms < roofline_ms:
+        return Outcome(Status.RUNTIME_ERROR, compile_s=compile_s, message=f"no time can be given: {reason}")
+    note = f"XLA's estimate of its fusions, without their HBM traffic, because {reason}"
+    return Outcome(Status.OK, time_ms=time_ms, source=Source.HLO, compile_s=compile_s, message=note)
 
 
 def _predicted(timing: Timing, compile_s: float) -> Outcome:

@@ -4,7 +4,8 @@
 how long transfers and matrix multiplies take, `module` plays the whole program on a chip.
 """
 
+from autotune.engines.compiler.schedule.hlo import estimated_cycles
 from autotune.engines.compiler.schedule.module import Timing, play_module, read_dumps
 from autotune.engines.compiler.schedule.scalar import UnresolvedError
 
-__all__ = ["Timing", "UnresolvedError", "play_module", "read_dumps"]
+__all__ = ["Timing", "UnresolvedError", "estimated_cycles", "play_module", "read_dumps"]

@@ -20,6 +20,8 @@ _TARGET = re.compile(r"target = \$region(\d+)")
 _CALLED = re.compile(r"/\* %?(?P<name>\S+)")
 _MXU = re.compile(r"(?:%\S+ = )?(v(?:matmul|matpush|matprep|pop|dwg)\S*)\.mxu(\d)")
 
+CALL = "call"  # of another op's listing; long ones are called, short ones inlined
+_QUEUED = "9999"  # sets results waiting in a queue, which the listing only numbers, apart from SSA values
 CORE_ID = "core_id"  # a load that the listing's comment says reads which of the device's cores this is
 
 
@@ -42,8 +44,8 @@ class Instruction:
     Attributes:
         dest: SSA name of the result without its register suffix; None where there is none.
         opcode: As printed, for instance ``sadd.s32`` or ``dma.hbm_to_vmem``.
-        operands: As printed, comments removed; SSA names without suffix (``s142``). For ``inlined_call``,
-            the name of the op that is called.
+        operands: As printed, comments removed; SSA names without suffix (``s142``). For `CALL`, the name
+            of the op that is called.
         target: The region a branch jumps to.
     """
 
@@ -63,12 +65,16 @@ class Bundle:
         instructions: All but the vector ones.
         mxu: Opcode and MXU number of each matrix-unit instruction, in order.
         regions: The regions that start here (branch targets).
+        ends_region: Whether one ends here.
+        empty: Whether nothing issues at all.
     """
 
     address: int
     instructions: tuple[Instruction, ...]
     mxu: tuple[tuple[str, int], ...]
     regions: tuple[int, ...]
+    ends_region: bool
+    empty: bool
 
 
 def parse_bundles(text: str) -> list[Bundle]:
@@ -91,9 +97,10 @@ def parse_bundles(text: str) -> list[Bundle]:
 
 def _parse_bundle(address: int, body: str) -> Bundle:
     opening, closing = body.find("{"), body.rfind("}")
-    regions = tuple(int(number) for number in _REGION_START.findall(body[closing:]))
+    content, comment = body[opening + 1 : closing], body[closing:]
+    regions = tuple(int(number) for number in _REGION_START.findall(comment))
     instructions, mxu = [], []
-    for part in body[opening + 1 : closing].split(" ;; "):
+    for part in content.split(" ;; "):
         part = part.strip()
         if not part:
             continue
@@ -106,13 +113,16 @@ def _parse_bundle(address: int, body: str) -> Bundle:
                 mxu.append((unit[1], int(unit[2])))
             continue
         instructions.append(_parse_instruction(match["dest"], opcode, match["rest"]))
-    return Bundle(address, tuple(instructions), tuple(mxu), regions)
+    return Bundle(address, tuple(instructions), tuple(mxu), regions, "End region" in comment, not content.strip())
 
 
 def _parse_instruction(dest: str | None, opcode: str, rest: str) -> Instruction:
-    if opcode == "inlined_call":
+    if opcode in ("inlined_call", "call"):
         called = _CALLED.search(rest)
-        return Instruction(None, opcode, (called["name"] if called else "",))
+        return Instruction(None, CALL, (called["name"] if called else "",))
+    if opcode.startswith("sdivrem."):  # its quotient or remainder is popped by name later; the comment says which
+        opcode = f"{'srem' if 'kRem' in rest else 'sdiv'}.{opcode.partition('.')[2]}"
+        dest = f"s{_QUEUED}{dest}"
     if opcode == "sld" and "/* core id */" in rest:
         opcode = CORE_ID
     rest = _COMMENT.sub("", rest)
@@ -136,7 +146,9 @@ def _parse_instruction(dest: str | None, opcode: str, rest: str) -> Instruction:
 
 def _operand(text: str) -> str:
     text = text.strip()
-    return _ssa(text) if re.fullmatch(r"%[sp]\w+", text) else text
+    if re.fullmatch(r"%[sp]\w+", text):
+        return _ssa(text)
+    return f"s{_QUEUED}{text[1:]}" if re.fullmatch(r"%\d+", text) else text
 
 
 def _ssa(name: str) -> str:

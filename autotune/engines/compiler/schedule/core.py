@@ -13,7 +13,8 @@ class Core:
     """One TensorCore's timing.
 
     Attributes:
-        delay_slots: Bundles that still issue after a branch; read off the listings' loop ends.
+        delay_slots: Bundles that still issue after a branch: read off what the listings predicate with it.
+        folds_slots: Whether slots with nothing in them may be listed as one empty bundle.
         cycles_per_push: Cycles one matrix multiply instruction occupies its MXU: the rows of one packed
             register (16) over the rows the array takes a cycle (1 where it is 128 wide, 2 where 256).
         granule_bytes: The unit of a DMA's size; follows from any block whose size is known.
@@ -21,21 +22,22 @@ class Core:
 
     delay_slots: int
     cycles_per_push: int
+    folds_slots: bool = False
     granule_bytes: int = 32
 
 
 CORES = {
     "v4": Core(delay_slots=1, cycles_per_push=16, granule_bytes=512),
     "v5e": Core(delay_slots=4, cycles_per_push=16),
-    "v5p": Core(delay_slots=1, cycles_per_push=16),
+    "v5p": Core(delay_slots=4, cycles_per_push=16),
     "v6e": Core(delay_slots=4, cycles_per_push=8),
-    "v7x": Core(delay_slots=1, cycles_per_push=8),
+    "v7x": Core(delay_slots=6, cycles_per_push=8, folds_slots=True),
 }
 
 # Fitted on v5e to matmul 8192x8192x8192 in 63 block sizes and an elementwise 8192x8192 kernel in 24, and taken
-# over by the other generations: as a fraction of their nominal bandwidth, in bytes a cycle, in nanoseconds.
+# over by the other generations: as fractions of their nominal bandwidth, in nanoseconds.
 HBM_EFFICIENCY = 0.916
-WRITE_BYTES_PER_CYCLE = 121.0
+ONE_WRITE_EFFICIENCY = 0.221  # what a single write reaches of the bandwidth
 READ_LATENCY_NS = 491.0
 WRITE_LATENCY_NS = 236.0
 ROW_NS = 0.31
@@ -44,12 +46,12 @@ ROW_NS = 0.31
 def new_memory(chip: Chip) -> Memory:
     """HBM as one of the chip's cores sees it; cores of one device share the bandwidth evenly."""
     granule = CORES[chip.name].granule_bytes
-    bytes_per_cycle = HBM_EFFICIENCY * chip.hbm_gbps / chip.cores / chip.clock_ghz
+    nominal = chip.hbm_gbps / chip.cores / chip.clock_ghz  # bytes a cycle
     return Memory(
         TransferTiming(
             granule_bytes=granule,
-            pipe=granule / bytes_per_cycle,
-            write=granule / WRITE_BYTES_PER_CYCLE,
+            pipe=granule / (HBM_EFFICIENCY * nominal),
+            write=granule / (ONE_WRITE_EFFICIENCY * nominal),
             row=ROW_NS * chip.clock_ghz,
             read_latency=READ_LATENCY_NS * chip.clock_ghz,
             write_latency=WRITE_LATENCY_NS * chip.clock_ghz,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections import defaultdict, deque
 
-from autotune.engines.compiler.schedule.scalar import UnresolvedError
+from autotune.engines.compiler.schedule.scalar import Unknown, UnresolvedError
 
 STEP_BYTES = 512  # the unit of a strided transfer's row length (``steps_per_stride``), on every generation tried
 
@@ -83,6 +83,8 @@ class Memory:
         Raises:
             UnresolvedError: Where nothing under way would ever raise it so far.
         """
+        if isinstance(semaphore, Unknown) or isinstance(granules, Unknown):
+            raise UnresolvedError(f"the schedule waits for a transfer {semaphore or granules}")
         pending = self._pending[semaphore]
         while self._values[semaphore] < granules:
             if not pending:

@@ -10,6 +10,7 @@ from pathlib import Path
 from autotune.chips import Chip
 from autotune.engines.compiler.schedule.bundles import parse_bundles
 from autotune.engines.compiler.schedule.core import CORES, new_memory
+from autotune.engines.compiler.schedule.hlo import signatures
 from autotune.engines.compiler.schedule.program import Program
 from autotune.engines.compiler.schedule.scalar import UnresolvedError
 
@@ -36,22 +37,32 @@ class Timing:
     steps: int
 
 
-def read_dumps(directory: Path) -> dict[str, str]:
-    """Op name to listing, for the one module whose dumps lie in `directory`.
+@dataclasses.dataclass(frozen=True)
+class Dumps:
+    """What the compiler wrote of one module: op name to listing, and the scheduled HLO."""
+
+    listings: Mapping[str, str]
+    hlo: str
+
+
+def read_dumps(directory: Path) -> Dumps:
+    """The dumps of the one module that lie in `directory`.
 
     Raises:
-        UnresolvedError: Where there is none.
+        UnresolvedError: Where there are none.
     """
-    listings = {}
+    listings, hlo = {}, ""
     for path in sorted(directory.iterdir()):
         if match := _DUMP.fullmatch(path.name):
             listings[match["op"]] = path.read_text()
+        elif path.name.endswith(f"-{TOP_LEVEL}-hlo.txt"):
+            hlo = path.read_text()
     if TOP_LEVEL not in listings:
         raise UnresolvedError("the compiler left no listing of the program")
-    return listings
+    return Dumps(listings, hlo)
 
 
-def play_module(listings: Mapping[str, str], chip: Chip) -> Timing:
+def play_module(dumps: Dumps, chip: Chip) -> Timing:
     """Plays one call of the program on each of the chip's cores.
 
     Raises:
@@ -59,15 +70,25 @@ def play_module(listings: Mapping[str, str], chip: Chip) -> Timing:
     """
     core = CORES[chip.name]
     # The top level branches on what the runtime tells it (seeds, debugging), which costs nothing here.
-    programs = {op: Program(parse_bundles(text), core, strict=op != TOP_LEVEL) for op, text in listings.items()}
-    timings = [_play_core(programs, chip, index) for index in range(chip.cores)]
+    programs = {op: Program(parse_bundles(text), core, strict=op != TOP_LEVEL) for op, text in dumps.listings.items()}
+    listed = set(programs)
+    programs = _with_equal_ops(programs, dumps.hlo)
+    timings = [_play_core(programs, listed, chip, index) for index in range(chip.cores)]
     slowest = max(timings, key=lambda timing: timing.time_ms)
     return dataclasses.replace(slowest, hbm_bytes=sum(timing.hbm_bytes for timing in timings))
 
 
-def _play_core(programs: Mapping[str, Program], chip: Chip, core: int) -> Timing:
+def _with_equal_ops(programs: Mapping[str, Program], hlo: str) -> dict[str, Program]:
+    """The programs, and those of ops that the compiler left out as equal to one that it listed."""
+    texts = signatures(hlo)
+    by_signature = {texts[op]: program for op, program in programs.items() if op in texts}
+    return {**{op: by_signature[text] for op, text in texts.items() if text in by_signature}, **programs}
+
+
+def _play_core(programs: Mapping[str, Program], listed: set[str], chip: Chip, core: int) -> Timing:
     memory = new_memory(chip)
     compute, steps = 0.0, 0
+    unplayed = {op for op in listed if op != TOP_LEVEL and not op.startswith("<")}
 
     def call(op: str, start: float) -> float:
         nonlocal compute, steps
@@ -75,12 +96,15 @@ def _play_core(programs: Mapping[str, Program], chip: Chip, core: int) -> Timing
             return start
         if op not in programs:
             raise UnresolvedError(f"the compiler left no listing of {op}")
+        unplayed.discard(op)
         end, busy, passes = programs[op].play(memory, core, start, call)
         compute += busy
         steps += passes
         return end
 
     end, _, _ = programs[TOP_LEVEL].play(memory, core, 0.0, call)
+    if unplayed:  # a call that was not understood would pass for an op that costs nothing
+        raise UnresolvedError(f"the program never came to {', '.join(sorted(unplayed))}")
     to_ms = 1 / (chip.clock_ghz * 1e6)
     return Timing(
         time_ms=max(end, memory.idle_at) * to_ms,

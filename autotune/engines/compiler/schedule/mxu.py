@@ -6,9 +6,12 @@ whose MXU is still busy. That stall is what makes a large matmul take its roofli
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from autotune.engines.compiler.schedule.bundles import Bundle
+
+_FLOAT32 = re.compile(r"vmatmul(\.mubr)?\.f32")
 
 
 def block_stall(bundles: Sequence[Bundle], cycles_per_push: int) -> int:
@@ -16,7 +19,8 @@ def block_stall(bundles: Sequence[Bundle], cycles_per_push: int) -> int:
 
     Args:
         bundles: A basic block. Every MXU is taken to be idle where it starts.
-        cycles_per_push: Cycles one multiply instruction occupies its MXU.
+        cycles_per_push: Cycles one multiply instruction of 16-bit operands occupies its MXU. A register of
+            32-bit ones holds half as many rows; one of 8-bit ones twice as many, at twice the rate.
     """
     free_at: dict[int, int] = {}
     now = 0
@@ -24,6 +28,6 @@ def block_stall(bundles: Sequence[Bundle], cycles_per_push: int) -> int:
         for opcode, unit in bundle.mxu:
             if opcode.startswith("vmatmul"):
                 now = max(now, free_at.get(unit, 0))
-                free_at[unit] = now + cycles_per_push
+                free_at[unit] = now + (cycles_per_push // 2 if _FLOAT32.match(opcode) else cycles_per_push)
         now += 1
     return now - len(bundles)

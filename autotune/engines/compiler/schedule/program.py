@@ -9,10 +9,11 @@ bundles' cycles. A grid step costs a few microseconds.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 
-from autotune.engines.compiler.schedule.bundles import Bundle, Instruction
+from autotune.engines.compiler.schedule.bundles import CALL, Bundle, Instruction
 from autotune.engines.compiler.schedule.core import Core
 from autotune.engines.compiler.schedule.memory import Memory
 from autotune.engines.compiler.schedule.mxu import block_stall
@@ -28,6 +29,8 @@ from autotune.engines.compiler.schedule.scalar import (
 
 # A grid of more steps takes seconds to play and belongs to blocks that nobody would choose.
 MAX_STEPS = 2_000_000
+
+_SEMAPHORE_SPACES = itertools.count()
 
 Call = Callable[[str, float], float]
 """Plays the op of that name from that cycle on, and returns the cycle at which it is done."""
@@ -46,14 +49,16 @@ class Program:
     """
 
     def __init__(self, bundles: Sequence[Bundle], core: Core, *, strict: bool = True) -> None:
-        coder = _Coder(_split(bundles, core.delay_slots), core)
+        coder = _Coder(_split(bundles, core), core)
         namespace: dict[str, object] = {
             **HELPERS,
             "UNKNOWN": Unknown("that only a run would load from memory", strict),
             "unread": lambda opcode: Unknown(f"computed by {opcode}, which is not known here", strict),
         }
         exec(compile(coder.source(), "<bundles>", "exec"), namespace)  # text written below, from numbers and names
-        self._play: Callable[[Memory, int, float, Call], tuple[float, float, int]] = namespace["play"]  # type: ignore[assignment]
+        self._play: Callable[..., tuple[float, float, int]] = namespace["play"]  # type: ignore[assignment]
+        # Listings number their semaphores each for itself.
+        self._own_semaphores = next(_SEMAPHORE_SPACES) << 40
 
     def play(self, memory: Memory, core: int, start: float, call: Call) -> tuple[float, float, int]:
         """Plays one call from cycle `start` on.
@@ -65,7 +70,7 @@ class Program:
         Raises:
             UnresolvedError: Where what happens next depends on what only a run would know.
         """
-        end, waited, steps = self._play(memory, core, start, call)
+        end, waited, steps = self._play(memory, core, start, call, self._own_semaphores)
         if steps > MAX_STEPS:
             raise UnresolvedError(f"the grid has more than {MAX_STEPS:,} steps")
         return end, end - start - waited, steps
@@ -73,35 +78,58 @@ class Program:
 
 @dataclasses.dataclass(frozen=True)
 class _Block:
-    """Bundles with one entry and one exit; `branch`, if any, leads to the block `taken`."""
+    """Bundles with one entry and one exit.
+
+    Attributes:
+        folded: Delay slots at its end that take a cycle each and are not listed.
+        branch: Address of the branch that takes effect at the end, its delay slots over; it may lie in an
+            earlier block, as another branch can stand in its delay slots.
+        taken: The block it leads to.
+    """
 
     index: int
     bundles: Sequence[Bundle]
-    branch: Instruction | None
+    folded: int
+    branch: int | None
     taken: int | None
 
 
-def _split(bundles: Sequence[Bundle], delay_slots: int) -> list[_Block]:
+def _split(bundles: Sequence[Bundle], core: Core) -> list[_Block]:
     starts_of = {region: bundle.address for bundle in bundles for region in bundle.regions}
-    leaders, branches = {0}, {}
+    targets: dict[int, int] = {}  # the last bundle of each branch's delay slots to where it leads
+    branches: dict[int, tuple[int, int]] = {}  # the same to the branch's address and the slots that were folded
     for bundle in bundles:
         for instruction in bundle.instructions:
             if instruction.target is not None:
                 if instruction.target not in starts_of:
                     raise UnresolvedError(f"the branch at {bundle.address:#x} goes to an unknown region")
-                branches[bundle.address] = instruction
-                leaders |= {starts_of[instruction.target], bundle.address + 1 + delay_slots}
+                slots = _listed_slots(bundles, bundle.address, core)
+                last = bundle.address + slots
+                targets[last] = starts_of[instruction.target]
+                branches[last] = bundle.address, core.delay_slots - slots
+    leaders = {0, *targets.values(), *(last + 1 for last in targets)}
     ordered = sorted(leader for leader in leaders if leader < len(bundles))
     index_of = {leader: index for index, leader in enumerate(ordered)}
     blocks = []
     for index, (start, end) in enumerate(zip(ordered, [*ordered[1:], len(bundles)], strict=True)):
-        inside = [address for address in branches if start <= address < end]
-        if len(inside) > 1:
-            raise UnresolvedError(f"two branches within one block at {start:#x}")
-        branch = branches[inside[0]] if inside else None
-        taken = index_of[starts_of[branch.target]] if branch else None  # type: ignore[index]
-        blocks.append(_Block(index, bundles[start:end], branch, taken))
+        branch, folded = branches.get(end - 1, (None, 0))
+        taken = index_of[targets[end - 1]] if branch is not None else None
+        blocks.append(_Block(index, bundles[start:end], folded, branch, taken))
     return blocks
+
+
+def _listed_slots(bundles: Sequence[Bundle], branch: int, core: Core) -> int:
+    """How many bundles after the branch at that address are its delay slots.
+
+    Where slots may be folded, those with nothing in them up to the last one are listed as one empty bundle; a
+    region then does not end where all of them would.
+    """
+    slots = bundles[branch + 1 : branch + 1 + core.delay_slots]
+    if core.folds_slots and not (len(slots) == core.delay_slots and slots[-1].ends_region):
+        for count, bundle in enumerate(slots, start=1):
+            if bundle.empty:
+                return count
+    return core.delay_slots
 
 
 class _Coder:
@@ -130,11 +158,12 @@ class _Coder:
 
     def source(self) -> str:
         lines = [
-            "def play(memory, core, t, call):",
+            "def play(memory, core, t, call, own):",
             "  read, write, copy, wait = memory.read, memory.write, memory.copy, memory.wait",
             "  add, put = memory.add, memory.set",
             "  waited, steps, block = 0.0, 0, 0",
             *(f"  {name} = UNKNOWN" for name in sorted(self._names)),
+            *(f"  {_flag(block.branch)} = False" for block in self._blocks if block.branch is not None),
             "  while True:",
         ]
         for block in self._blocks:
@@ -153,28 +182,26 @@ class _Coder:
             lines += self._feed(ins.dest)
         for offset, instruction in scalars:
             if instruction.opcode not in ("sphi", "pphi"):
-                lines += self._instruction(offset, instruction)
+                lines += self._instruction(block.bundles[0].address, offset, instruction)
         stall = block_stall(block.bundles, self._core.cycles_per_push)
-        lines.append(f"t += {len(block.bundles) + stall}")
+        lines.append(f"t += {len(block.bundles) + block.folded + stall}")
         following = block.index + 1
+        onwards = f"block = {following}" if following < len(self._blocks) else "return t, waited, steps"
         if block.branch is None:
-            lines.append(f"block = {following}" if following < len(self._blocks) else "return t, waited, steps")
-        elif block.branch.predicate is None:
-            lines.append(f"block = {block.taken}")
-        else:
-            lines.append(f"block = {block.taken} if branch else {following}")
-        return lines
+            return [*lines, onwards]
+        flag = _flag(block.branch)
+        return [*lines, f"if {flag}:", f"  {flag} = False", f"  block = {block.taken}", f"else: {onwards}"]
 
     def _feed(self, name: str | None) -> list[str]:
         return [f"{phi} = {name}" for phi in self._phis.get(name or "", ())]
 
-    def _instruction(self, offset: int, instruction: Instruction) -> list[str]:
+    def _instruction(self, start: int, offset: int, instruction: Instruction) -> list[str]:
         predicate = instruction.predicate
         condition = None
         if predicate is not None:
             condition = f"not {predicate.name}" if predicate.negated else predicate.name
         if instruction.target is not None:
-            return [f"branch = {condition}"] if condition else []
+            return [f"{_flag(start + offset)} = {f'True if {condition} else False' if condition else True}"]
         if effect := self._effect(offset, instruction):
             return [f"if {condition}: {effect}" if condition else effect]
         if instruction.dest is None:
@@ -194,17 +221,17 @@ class _Coder:
             address, _, stored = instruction.operands[0].rpartition(" ")
             cell = smem_cell(address)
             return f"{cell} = {value(stored)}" if cell else None
-        if opcode == "inlined_call":
+        if opcode == CALL:
             return f"t = call({instruction.operands[0]!r}, t + {offset}) - {offset}"
         operands = [value(operand) for operand in instruction.operands]
         if opcode.startswith("dma.done.wait"):
-            return f"now = t; t = wait({operands[0]}, t + {offset}, {operands[1]}) - {offset}; waited += t - now"
+            return f"now = t; t = wait({operands[0]} + own, t + {offset}, {operands[1]}) - {offset}; waited += t - now"
         if opcode.startswith("dma."):
             return self._transfer(offset, instruction, operands)
         if opcode == "vsyncadd":
-            return f"add({operands[0]}, {operands[1]})"
+            return f"add({operands[0]} + own, {operands[1]})"
         if opcode == "vsyncpa":
-            return f"put({operands[0]}, {operands[1]})"
+            return f"put({operands[0]} + own, {operands[1]})"
         return None
 
     def _transfer(self, offset: int, instruction: Instruction, operands: list[str]) -> str:
@@ -216,4 +243,9 @@ class _Coder:
             source, destination = ("hbm" if instruction.operands[index] in self._hbm else "local" for index in (0, 2))
             steps = "0"
         how = "read" if source == "hbm" else "write" if destination == "hbm" else "copy"
-        return f"{how}(t + {offset}, {operands[1]}, {operands[3]}, {steps})"
+        return f"{how}(t + {offset}, {operands[1]}, {operands[3]} + own, {steps})"
+
+
+def _flag(address: int | None) -> str:
+    """The variable that says whether the branch at that address is taken once its delay slots are over."""
+    return f"taken{address}"

@@ -66,7 +66,22 @@ def larger(first: Any, second: Any) -> Any:
     return wrap(max(first, second))
 
 
-HELPERS = {"wrap": wrap, "smaller": smaller, "larger": larger}
+def divide(first: Any, second: Any) -> Any:
+    """The quotient, rounded towards zero."""
+    for operand in (first, second):
+        if isinstance(operand, Unknown):
+            return operand
+    quotient = abs(first) // abs(second) if second else 0
+    return wrap(quotient if (first < 0) == (second < 0) else -quotient)
+
+
+def remainder(first: Any, second: Any) -> Any:
+    """What `divide` leaves, with the sign of `first`."""
+    quotient = divide(first, second)
+    return quotient if isinstance(quotient, Unknown) else wrap(first - quotient * second)
+
+
+HELPERS = {"wrap": wrap, "smaller": smaller, "larger": larger, "divide": divide, "remainder": remainder}
 """What the expressions call."""
 
 _BINARY = {
@@ -76,6 +91,8 @@ _BINARY = {
     "sshll.u32": "wrap({0} << {1})", "sshrl.u32": f"({{0}} & {_MASK}) >> {{1}}", "sshra.s32": "{0} >> {1}",
     "smin.s32": "smaller({0}, {1})", "smax.s32": "larger({0}, {1})",
     "smin.u32": f"smaller({{0}} & {_MASK}, {{1}} & {_MASK})", "smax.u32": f"larger({{0}} & {_MASK}, {{1}} & {_MASK})",
+    "sdiv.s32": "divide({0}, {1})", "srem.s32": "remainder({0}, {1})",
+    "sdiv.u32": f"divide({{0}} & {_MASK}, {{1}} & {_MASK})", "srem.u32": f"remainder({{0}} & {_MASK}, {{1}} & {_MASK})",
     "por": "{0} | {1}", "pand": "{0} & {1}", "pxor": "{0} ^ {1}",
     "pnand": "({0} & {1}) ^ True", "pnor": "({0} | {1}) ^ True",
 }  # fmt: skip
@@ -117,7 +134,7 @@ def expression(instruction: Instruction) -> str:
         if signedness == "u32":
             operands = [f"({operand} & {_MASK})" for operand in operands]
         return f"{operands[0]} {_COMPARE[relation]} {operands[1]}"
-    if base in ("smov", "pmov", "int_to_ptr"):
+    if base in ("smov", "pmov", "int_to_ptr") or opcode == "spop.drf":
         return operands[0]
     if base == "pneg":
         return f"{operands[0]} ^ True"

@@ -1,0 +1,43 @@
+"""Which ops of a compiled program are the same but for their operands: the compiler lists only one of them."""
+
+from __future__ import annotations
+
+import re
+
+_OP = re.compile(
+    r"^\s*(?:ROOT )?%(?P<name>[\w.\-]+) = (?P<type>\(.*?\)|\S+) (?P<opcode>[\w\-]+)\((?P<operands>[^)]*)\)(?P<rest>.*)$"
+)
+_COMPUTATION = re.compile(r"^%(?P<name>[\w.\-]+) \(.*\{$")
+_CALLS = re.compile(r"calls=%([\w.\-]+)")
+_NAME = re.compile(r"%[\w.\-]+")
+# What tells ops apart without changing what they do.
+_IRRELEVANT = re.compile(r", (?:metadata|backend_config|frontend_attributes|sharding|calls)=.*$")
+
+
+def signatures(hlo: str) -> dict[str, str]:
+    """Op name to a text that equal ops share: types of result and operands, opcode, attributes, fused body."""
+    ops: dict[str, re.Match[str]] = {}
+    bodies: dict[str, list[str]] = {}
+    body: list[str] | None = None
+    for line in hlo.splitlines():
+        if match := _COMPUTATION.match(line):
+            body = bodies.setdefault(match["name"], [])
+        elif match := _OP.match(line):
+            ops[match["name"]] = match
+            if body is not None:
+                body.append(_NAME.sub("%", _IRRELEVANT.sub("", line)))
+        elif line.startswith("}"):
+            body = None
+
+    def signature(match: re.Match[str]) -> str:
+        operands = [ops[name]["type"] for name in re.findall(r"%([\w.\-]+)", match["operands"]) if name in ops]
+        called = "\n".join(line for name in _CALLS.findall(match["rest"]) for line in bodies.get(name, ()))
+        return f"{match['type']} {match['opcode']}({operands}){_IRRELEVANT.sub('', match['rest'])}\n{called}"
+
+    return {name: signature(match) for name, match in ops.items()}
+
+
+def estimated_cycles(hlo: str) -> int | None:
+    """XLA's own estimate of an optimized program: its fusions' cycles, each counted once; None without any."""
+    found = re.findall(r'"estimated_cycles":"?(\d+)', hlo)
+    return sum(map(int, found)) if found else None
