@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import textwrap
@@ -18,11 +18,11 @@ import pytest
 
 from autotune import presets
 from autotune.chips import get_chip
-from autotune.errors import ResultsError, UsageError
+from autotune.errors import AutotuneError, ResultsError, UsageError
 from autotune.outcome import Outcome, Status
 from autotune.search import SearchSettings, StopReason
 from autotune.search.study import load_records
-from autotune.space import config_key
+from autotune.space import Param, Space, config_key
 from autotune.tuner import REFUSALS_IN_A_ROW, Observer, TuneResult, check, tune
 from autotune.validation import Validation
 from tests.fakes import FakeEngine, ToyKernel, timed, toy_task, toy_time
@@ -518,8 +518,20 @@ def test_a_full_disk_leaves_the_journal_whole(tmp_path):
 
 
 def test_very_many_trials_are_ranked_in_no_time(tmp_path, monkeypatch):
-    monkeypatch.setattr("tests.fakes.SIZES", tuple(range(8, 808, 8)))
-    size = 8 * math.lcm(*range(1, 101))
+    sizes = tuple(range(8, 808, 8))
+    space = Space([Param("block_m", sizes, ""), Param("block_n", sizes, ""), Param("mode", ("a", "b", "c"), "")], [])
+    monkeypatch.setattr(ToyKernel, "space", lambda *_: space)
     began = time.monotonic()
-    search(tmp_path, FakeEngine(toy_task(f"m={size},n={size}")), trials=10**9, budget_s=1.0)
-    assert time.monotonic() - began < 10
+    search(tmp_path, trials=10**9, budget_s=1.0)
+    assert time.monotonic() - began < 15
+
+
+def test_a_database_that_fails_is_one_line(tmp_path):
+    class Drops(Observer):
+        def trial(self, record):
+            with sqlite3.connect(tmp_path / "study.db") as database:
+                database.execute("DROP TABLE IF EXISTS trials")
+
+    with pytest.raises(AutotuneError, match=r"study\.db failed: .*no such table") as caught:
+        search(tmp_path, observer=Drops(), trials=20, storage=f"sqlite:///{tmp_path}/study.db")
+    assert "\n" not in str(caught.value)
