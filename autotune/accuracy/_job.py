@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -24,4 +23,4 @@ def predict_row(workload: str, row: Mapping[str, Any], target: str) -> dict[str,
     mesh = jax.sharding.Mesh([target_device(chip)], ("device",)).abstract_mesh
     with jax.sharding.use_abstract_mesh(mesh):
         # No arithmetic stands in for a schedule that cannot be played: such a row counts as not predicted.
-        return compile_for(program.function, program.arguments, chip, roofline_ms=0.0, analytic_ms=math.nan).to_dict()
+        return compile_for(program.function, program.arguments, chip, roofline_ms=0.0, analytic_ms=None).to_dict()

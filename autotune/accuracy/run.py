@@ -30,7 +30,7 @@ class Prediction:
     @property
     def predicted_ms(self) -> float | None:
         """Milliseconds; None where the program does not compile or its schedule cannot be played."""
-        played = self.outcome.ok and self.outcome.source is not Source.ANALYTIC
+        played = self.outcome.ok and self.outcome.source is Source.SCHEDULE
         return self.outcome.time_ms if played else None
 
     @property
@@ -43,7 +43,7 @@ class Prediction:
         """Why there is no prediction, in one line."""
         if self.predicted_ms is not None:
             return None
-        text = " ".join(self.outcome.message.removeprefix("an analytic figure, because ").split())
+        text = " ".join(self.outcome.message.split())
         return text if self.outcome.ok else f"{self.outcome.status.value}: {text}"
 
 

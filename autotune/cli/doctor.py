@@ -16,6 +16,7 @@ from autotune.cli import render
 from autotune.cli.common import load_kernel, print_json, reserved_stdout
 from autotune.cli.parser import usable_cores
 from autotune.engines.compiler import support
+from autotune.engines.compiler.engine import why_unusable
 from autotune.errors import AutotuneError
 from autotune.kernel import kernel_names
 
@@ -59,10 +60,10 @@ def _facts() -> Iterator[tuple[str, bool, str]]:
 
 
 def _compiler() -> tuple[str, bool, str]:
-    """Whether the TPU compiler can be here; nothing is loaded for it."""
-    if reason := support.why_unsupported():
+    """Whether the TPU compiler works here: a worker compiles a trifle with it."""
+    if reason := why_unusable():
         return "TPU compiler", False, f"{reason}; configs are ranked by arithmetic alone"
-    return "TPU compiler", True, f"libtpu {support.versions().get('libtpu', 'at TPU_LIBRARY_PATH')}"
+    return "TPU compiler", True, f"libtpu {support.versions().get('libtpu', 'at TPU_LIBRARY_PATH')} compiles"
 
 
 def _kernels_package() -> tuple[str, bool, str]:

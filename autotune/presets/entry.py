@@ -74,15 +74,15 @@ class Preset:
     def beats(self, other: Preset) -> bool:
         """Whether this preset should take the place of `other`, which is for the same problem.
 
-        Times of different kernel versions are not comparable: the newer tuning then replaces the older.
-        What was never shown right has no time worth comparing.
+        What was never shown right has no time worth comparing, and better evidence beats a better time. Times
+        of different kernels or compilers are not comparable: the newer tuning then replaces the older.
         """
         if self.validated != other.validated:
             return self.validated
-        if self.versions.get("kernel") != other.versions.get("kernel"):
-            return True
         if self.rank != other.rank:
             return self.rank > other.rank
+        if dict(self.versions) != dict(other.versions):
+            return True
         if self.time_ms != other.time_ms:
             return self.time_ms < other.time_ms
         return self._baselines_known > other._baselines_known  # One's worker had died, say.

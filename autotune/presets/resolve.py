@@ -67,6 +67,8 @@ def find(kernel: Kernel, problem: Problem, chip: Chip) -> Match:
     space = kernel.space(problem, chip)
     near = []
     for priority, preset in sources.candidates(kernel.name, chip.device_kind):
+        if not preset.validated:
+            continue
         theirs = _problem_of(kernel, preset)
         if theirs is not None and math.isfinite(apart := distance(problem, theirs)):
             near.append((apart, [-rank for rank in priority], preset))
@@ -91,18 +93,8 @@ def distance(problem: Problem, other: Problem) -> float:
 
 @functools.lru_cache(maxsize=1024)
 def heuristic(kernel: Kernel, problem: Problem, target: str) -> Mapping[str, Any]:
-    """A config without any preset: the kernel's own `heuristic(problem, chip)`, else its best analytic estimate.
-
-    Raises:
-        UsageError: The problem has no valid config.
-    """
-    chip = get_chip(target)
-    if (own := getattr(kernel, "heuristic", None)) is not None:
-        return own(problem, chip)
-    best = min(kernel.space(problem, chip), key=lambda c: kernel.estimate_ms(problem, c, chip), default=None)
-    if best is None:
-        raise UsageError(f"{kernel.name} has no valid config for {problem} on {chip.name}")
-    return best
+    """The kernel's own config for want of a preset."""
+    return kernel.heuristic(problem, get_chip(target))
 
 
 def tune_command(kernel: Kernel, problem: Problem, chip: Chip) -> str:

@@ -102,23 +102,38 @@ def open_compiler_engine(task: Task, *, jobs: int, timeout_s: float, or_analytic
     Raises:
         UnavailableError: The compiler does not load, and nothing else was allowed.
     """
-    reason = why_unsupported()
-    if reason is None:
-        pool = WorkerPool(jobs, warm_up="autotune.engines.compiler.toolchain:warm_up", environment=worker_environment())
-        try:
-            pool.start().result()
-            return CompilerEngine(task, pool, jobs=jobs, timeout_s=timeout_s)
-        except (JobError, WorkerDied, JobTimeout) as error:
-            pool.close()
-            reason = f"libtpu does not work here ({' '.join(str(error).split())[:200]})"
-        except BaseException:
-            pool.close()
-            raise
+    pool, reason = _start(jobs)
+    if pool is not None:
+        return CompilerEngine(task, pool, jobs=jobs, timeout_s=timeout_s)
     if not or_analytic:
         raise UnavailableError(f"no TPU compiler: {reason}; --engine auto ranks by arithmetic alone")
     environment = {"JAX_PLATFORMS": "cpu"}
     pool = WorkerPool(jobs, warm_up="autotune.engines._jobs:import_jax", environment=environment)
     return AnalyticEngine(task, pool, jobs=jobs, timeout_s=timeout_s, reason=reason)
+
+
+def why_unusable() -> str | None:
+    """Why the TPU compiler does not work on this machine, in one line; None where it does."""
+    pool, reason = _start(1)
+    if pool is not None:
+        pool.close()
+    return reason or None
+
+
+def _start(jobs: int) -> tuple[WorkerPool | None, str]:
+    """A pool whose first worker has compiled something; or None and why there is none."""
+    if reason := why_unsupported():
+        return None, reason
+    pool = WorkerPool(jobs, warm_up="autotune.engines.compiler.toolchain:warm_up", environment=worker_environment())
+    try:
+        pool.start().result()
+        return pool, ""
+    except (JobError, WorkerDied, JobTimeout) as error:
+        pool.close()
+        return None, f"libtpu does not work here ({' '.join(str(error).split())[:200]})"
+    except BaseException:
+        pool.close()
+        raise
 
 
 def _then(
