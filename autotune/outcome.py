@@ -37,7 +37,6 @@ class Source(enum.StrEnum):
 
     DEVICE = "device"  # timed on an accelerator
     SCHEDULE = "schedule"  # the compiler's final bundles, simulated with their DMAs
-    WALK = "walk"  # the compiler's own cycle estimate, from shortened grids
     HLO = "hlo"  # XLA's estimated cycles per fusion
     ANALYTIC = "analytic"  # arithmetic on the problem and the config; nothing was compiled
 

@@ -11,7 +11,7 @@ from concurrent.futures import CancelledError, Future, wait
 from pathlib import Path
 from typing import Any, TypeVar
 
-from autotune import presets
+from autotune import presets, versions
 from autotune.engines._base import Engine, Task
 from autotune.errors import UsageError
 from autotune.files import check_writable
@@ -309,10 +309,15 @@ def _keep(result: TuneResult, results: Path) -> TuneResult:
         roofline_ms=result.roofline_ms,
         bound=best.outcome.bound,
         validation=best.validation.to_dict(),
-        versions={**presets.software_versions(), "kernel": task.kernel.version},
+        versions={**_compiler_of(best.outcome), "kernel": task.kernel.version},
         date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         study=result.study,
     )
     path, space = preset_file(task, results), task.kernel.space(task.problem, task.chip)
     written = presets.save(path, preset, lambda old: presets.usable_config(space, old) is not None)
     return dataclasses.replace(result, preset=path, kept=not written)
+
+
+def _compiler_of(outcome: Outcome) -> dict[str, str]:
+    """The versions that made the time, which may be older than what is installed now."""
+    return {package: outcome.provenance[package] for package in versions.DECIDING if package in outcome.provenance}

@@ -321,13 +321,13 @@ def test_an_unreadable_preset_file_stops_the_run_before_anything_is_tried(tmp_pa
 
 def test_another_stack_or_kind_of_time_is_another_study(tmp_path, monkeypatch):
     def study(name: str = "compiler", **versions: str) -> str:
-        monkeypatch.setattr("autotune.search.study.software_versions", lambda: {"jax": "1", "libtpu": "1"} | versions)
+        monkeypatch.setattr("autotune.versions.installed", lambda: {"jax": "1", "libtpu": "1"} | versions)
         return search(tmp_path, FakeEngine(name=name), trials=3).study
 
     names = [study(), study("analytic"), study(jax="2"), study(libtpu="2"), study()]
     assert len(set(names)) == 4
     assert names[0] == names[-1]
-    monkeypatch.setattr("autotune.search.study.software_versions", dict)
+    monkeypatch.setattr("autotune.versions.installed", dict)
     search(tmp_path, trials=3, study="mine")
     with pytest.raises(UsageError, match="made for engine compiler"):
         search(tmp_path, FakeEngine(name="analytic"), trials=3, study="mine")

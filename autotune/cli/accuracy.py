@@ -6,10 +6,10 @@ import argparse
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from autotune import render
 from autotune.accuracy.plot import check_plot, write_plot
 from autotune.accuracy.run import Result, predict_tables
 from autotune.accuracy.tables import TABLES, Table, select
-from autotune.cli import render
 from autotune.cli.common import print_json, reserved_stdout
 
 FIGURES = ("rows", "ρ", "τ", "top 1", "top 5", "ratio", "error")

@@ -12,10 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from autotune.cli import render
+from autotune import render, versions
 from autotune.cli.common import load_kernel, print_json, reserved_stdout
 from autotune.cli.parser import usable_cores
-from autotune.engines.compiler import support
 from autotune.engines.compiler.engine import why_unusable
 from autotune.errors import AutotuneError
 from autotune.kernel import kernel_names
@@ -63,7 +62,7 @@ def _compiler() -> tuple[str, bool, str]:
     """Whether the TPU compiler works here: a worker compiles a trifle with it."""
     if reason := why_unusable():
         return "TPU compiler", False, f"{reason}; configs are ranked by arithmetic alone"
-    return "TPU compiler", True, f"libtpu {support.versions().get('libtpu', 'at TPU_LIBRARY_PATH')} compiles"
+    return "TPU compiler", True, f"libtpu {versions.installed().get('libtpu', 'at TPU_LIBRARY_PATH')} compiles"
 
 
 def _kernels_package() -> tuple[str, bool, str]:

@@ -10,9 +10,9 @@ from typing import Any
 
 from autotune.chips import get_chip
 from autotune.cli.common import load_kernel, print_json
-from autotune.cli.render import WIDTH
 from autotune.errors import AutotuneError, UsageError
 from autotune.kernel import Kernel, kernel_names
+from autotune.render import WIDTH
 from autotune.space import Param
 
 

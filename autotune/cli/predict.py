@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from autotune import engines
-from autotune.cli import render
+from autotune import engines, render
 from autotune.cli.common import print_json, read_task
 from autotune.cli.config_table import Row, read_rows
 from autotune.engines._base import Task

@@ -10,9 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from autotune import presets
+from autotune import presets, render
 from autotune.chips import get_chip
-from autotune.cli import render
 from autotune.cli.common import kernel_code, load_kernel, print_json
 from autotune.errors import AutotuneError, UsageError
 from autotune.kernel import kernel_names

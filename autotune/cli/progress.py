@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from autotune.cli import render
+from autotune import render
 from autotune.outcome import Status
 from autotune.search import TrialRecord
 from autotune.tuner import Observer

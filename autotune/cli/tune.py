@@ -6,8 +6,7 @@ import argparse
 import contextlib
 from typing import Any
 
-from autotune import engines
-from autotune.cli import render
+from autotune import engines, render
 from autotune.cli.common import kernel_code, print_json, read_task
 from autotune.engines._base import Task
 from autotune.outcome import Outcome

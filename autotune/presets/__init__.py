@@ -5,7 +5,7 @@ Example:
     >>> presets.lookup("matmul", {"m": 4096, "n": 4096, "k": 4096, "dtype": "bfloat16"}, device_kind="TPU v5 lite")
 """
 
-from autotune.presets.entry import MEASURED, PREDICTED, Preset, software_versions
+from autotune.presets.entry import MEASURED, PREDICTED, Preset
 from autotune.presets.resolve import Match, PresetWarning, find, lookup, tune_command, usable_config
 from autotune.presets.sources import search_path, using
 from autotune.presets.store import files, preset_path, read, save
@@ -23,7 +23,6 @@ __all__ = [
     "read",
     "save",
     "search_path",
-    "software_versions",
     "tune_command",
     "usable_config",
     "using",

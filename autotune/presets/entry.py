@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.metadata
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -181,14 +180,3 @@ _FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "date": _WORD,
     "study": _WORD,
 }
-
-
-def software_versions() -> dict[str, str]:
-    """Installed versions of what decides a time; what is not installed is left out."""
-    versions = {}
-    for package in ("jax", "jaxlib", "libtpu"):
-        try:
-            versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return versions

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from autotune.cli import render
+from autotune import render
 from autotune.presets import Preset
 from autotune.report.frames import pairs, presets_frame, progress_frame, status_frame, target_of, top_frame
 from autotune.search.study import load_records

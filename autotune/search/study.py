@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from autotune import versions
 from autotune.engines._base import Task
 from autotune.errors import UsageError
 from autotune.outcome import Config, Outcome, Status
-from autotune.presets import software_versions
 from autotune.search.encoding import Encoding
 from autotune.search.storage import journal_path, look_into, open_storage, reading, shown
 from autotune.search.trials import TrialRecord, read_trials
@@ -49,7 +49,7 @@ def identity(task: Task, engine: str, seed: int, encoding: Encoding) -> dict[str
         "engine": engine,
         "seed": str(seed),
         "space": encoding.digest,
-        **software_versions(),
+        **versions.installed(),
     }
 
 

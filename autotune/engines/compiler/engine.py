@@ -7,10 +7,11 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Any
 
+from autotune import versions
 from autotune.engines import _jobs
 from autotune.engines._base import Engine, Task
 from autotune.engines._pool import JobError, JobTimeout, WorkerDied, WorkerPool
-from autotune.engines.compiler.support import versions, why_unsupported, worker_environment
+from autotune.engines.compiler.support import why_unsupported, worker_environment
 from autotune.errors import UnavailableError
 from autotune.outcome import Config, Outcome, Source, Status
 from autotune.validation import Validation
@@ -25,7 +26,7 @@ class _PooledEngine(Engine):
         super().__init__(task, jobs=jobs, timeout_s=timeout_s)
         self._pool = pool
         self._identity = {"kernel": _jobs.kernel_path(task.kernel), "problem": task.problem.to_dict()}
-        self._provenance = {"engine": self.name, "target": task.chip.name, **versions()}
+        self._provenance = {"engine": self.name, "target": task.chip.name, **versions.installed()}
 
     def validate(self, config: Config, *, seed: int = 0) -> Future[Validation]:
         arguments = {**self._identity, "config": dict(config), "seed": seed}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import importlib.util
 import os
 import platform
@@ -37,14 +36,3 @@ def why_unsupported() -> str | None:
     if "TPU_LIBRARY_PATH" not in os.environ and importlib.util.find_spec("libtpu") is None:
         return 'libtpu is not installed; pip install "jax[tpu]" brings it'
     return None
-
-
-def versions() -> dict[str, str]:
-    """Versions of what decides a prediction; packages that are absent are left out."""
-    found = {}
-    for name in ("jax", "jaxlib", "libtpu"):
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found

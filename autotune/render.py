@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 WIDTH = 80
 METHODS = {
     Source.SCHEDULE: "compiler schedule",
-    Source.WALK: "compiler cycle estimate",
     Source.HLO: "XLA cycle estimate",
     Source.ANALYTIC: "arithmetic alone, nothing was compiled",
 }
