@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import argparse
 import importlib.metadata
-import importlib.util
 import os
 import platform
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from autotune import render, versions
@@ -17,7 +15,7 @@ from autotune.cli.common import load_kernel, print_json, reserved_stdout
 from autotune.cli.parser import usable_cores
 from autotune.engines.compiler.engine import why_unusable
 from autotune.errors import AutotuneError
-from autotune.kernel import kernel_names
+from autotune.kernel import foreign_kernels_package, kernel_names
 
 NEEDED = ("jax", "jaxlib", "optuna", "numpy", "pandas", "rich", "filelock")
 
@@ -67,9 +65,5 @@ def _compiler() -> tuple[str, bool, str]:
 
 def _kernels_package() -> tuple[str, bool, str]:
     """Another distribution, Hugging Face's, installs a package of the same name."""
-    spec = importlib.util.find_spec("kernels")
-    if spec is None or spec.origin is None:
-        return "kernels", False, "the package is not importable: install this project (pip install .)"
-    ours = (Path(spec.origin).parent / "matmul").is_dir()
-    wrong = f"{spec.origin} is another project's: pip uninstall kernels, then install this one again"
-    return "kernels", ours, spec.origin if ours else wrong
+    wrong = foreign_kernels_package()
+    return "kernels", wrong is None, wrong or "this project's own"

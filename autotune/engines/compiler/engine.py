@@ -11,7 +11,7 @@ from autotune import versions
 from autotune.engines import _jobs
 from autotune.engines._base import Engine, Task
 from autotune.engines._pool import JobError, JobTimeout, WorkerDied, WorkerPool
-from autotune.engines.compiler.support import why_unsupported, worker_environment
+from autotune.engines.compiler.support import validation_environment, why_unsupported, worker_environment
 from autotune.errors import UnavailableError
 from autotune.outcome import Config, Outcome, Source, Status
 from autotune.validation import Validation
@@ -108,8 +108,7 @@ def open_compiler_engine(task: Task, *, jobs: int, timeout_s: float, or_analytic
         return CompilerEngine(task, pool, jobs=jobs, timeout_s=timeout_s)
     if not or_analytic:
         raise UnavailableError(f"no TPU compiler: {reason}; --engine auto ranks by arithmetic alone")
-    environment = {"JAX_PLATFORMS": "cpu"}
-    pool = WorkerPool(jobs, warm_up="autotune.engines._jobs:import_jax", environment=environment)
+    pool = WorkerPool(jobs, warm_up="autotune.engines._jobs:import_jax", environment=validation_environment())
     return AnalyticEngine(task, pool, jobs=jobs, timeout_s=timeout_s, reason=reason)
 
 

@@ -14,11 +14,20 @@ _DUMP_FLAGS = (
 # Tried with libtpu 0.0.42.1 and 0.0.50.1.
 
 
+def validation_environment() -> dict[str, str]:
+    """What must be set before a worker loads jax, whatever it does."""
+    return {
+        "JAX_PLATFORMS": "cpu",
+        # With a single thread, Pallas' interpreter waits for itself for ever on large arrays.
+        "NPROC": str(max(2, os.cpu_count() or 2)),
+    }
+
+
 def worker_environment() -> dict[str, str]:
-    """What must be set before a worker loads jax and libtpu."""
+    """What must be set before a worker loads jax and libtpu: a device is never opened, only the compiler."""
     flags = os.environ.get("LIBTPU_INIT_ARGS", "")
     return {
-        "JAX_PLATFORMS": "cpu",  # the compiler is used through a topology; no device is opened
+        **validation_environment(),
         "TPU_SKIP_MDS_QUERY": "1",  # do not ask a cloud metadata server
         "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # several workers, no lock file
         "TPU_STDERR_LOG_LEVEL": "3",
