@@ -143,10 +143,12 @@ class TuneResult:
 
 
 def baseline_figures(outcome: Outcome | None) -> dict[str, Any]:
-    """``{"time_ms": …}``; where there is no time, None and the status that says why."""
+    """``{"time_ms": …, "source": …}``; where there is no time, None and the status that says why."""
     if outcome is None:
         return {"time_ms": None, "status": "not reached"}
-    return {"time_ms": outcome.time_ms} | ({} if outcome.ok else {"status": outcome.status.value})
+    if not outcome.ok:
+        return {"time_ms": None, "status": outcome.status.value}
+    return {"time_ms": outcome.time_ms} | ({"source": outcome.source.value} if outcome.source else {})
 
 
 def preset_file(task: Task, results: Path) -> Path:

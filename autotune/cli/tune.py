@@ -18,7 +18,7 @@ _STOPPED = {
     StopReason.TRIALS: "",
     StopReason.BUDGET: "; stopped by --budget",
     StopReason.EXHAUSTED: "; the space has no more",
-    StopReason.INTERRUPTED: "; interrupted, the same command goes on",
+    StopReason.INTERRUPTED: "; interrupted: run the same command to resume",
 }
 
 
@@ -75,6 +75,9 @@ def _show(result: TuneResult) -> None:
         out.print(f"{label:<10}{text}", soft_wrap=True)
     source = render.provenance(best.outcome.source, target)
     out.print(f"\nTimes are {source}.")
+    for name, outcome in result.baselines.items():
+        if outcome is not None and outcome.ok and outcome.source is not best.outcome.source:
+            out.print(f"Not so {name}'s: {render.provenance(outcome.source, target)}.")
     out.print(
         f'In training code: presets.lookup("{result.task.kernel.name}", {result.task.problem.to_dict()}, '
         f'device_kind="{result.task.chip.device_kind}")',
@@ -93,7 +96,7 @@ def _why_nothing(result: TuneResult) -> str:
     time = render.milliseconds(fastest.outcome.time_ms)
     return (
         f"The fastest, {format_config(fastest.config)} at {time}, was not validated yet, so nothing is kept: "
-        "the same command goes on."
+        "run the same command to resume."
     )
 
 
