@@ -136,11 +136,13 @@ def test_an_instruction_not_known_here_is_named():
         play(text)
 
 
-def test_each_core_takes_its_own_way():
+@pytest.mark.parametrize("comment", ["core id", "megacore core id :: core id"])  # libtpu 0.0.42 and 0.0.50
+def test_each_core_takes_its_own_way(comment):
     text = LOOP.format(trips="%s40_s5").replace(
-        "%s10_s0 = smov 0 /* trip */", "%s10_s0 = smov 0  ;;  %s40_s5 = sld [smem:[#allocation0]] /* core id */"
+        "%s10_s0 = smov 0 /* trip */", "%s10_s0 = smov 0  ;;  %s40_s5 = sld [smem:[#allocation0]] /* COMMENT */"
     )
     text = text.replace("scmp.ge.s32.totalorder %s12_s0, %s40_s5", "scmp.gt.s32.totalorder %s12_s0, %s40_s5")
+    text = text.replace("COMMENT", comment)
     text = text.replace("1000", "1").replace("4294966296", "4294967295")
     assert play(text, index=0) < play(text, index=100)
 

@@ -17,6 +17,7 @@ _COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
 _INSTRUCTION = re.compile(r"(?:%(?P<dest>[\w.]+) = )?(?P<opcode>[a-z_][\w.]*)(?P<rest>.*)", re.DOTALL)
 _PREDICATE = re.compile(r"\((?P<neg>!?)%(?P<name>\w+)(?:, (?P<old>%?[\w]+))?\)")
 _TARGET = re.compile(r"target = \$region(\d+)")
+_SAYS_CORE_ID = re.compile(r"/\*[^*]*\bcore id\b")
 _CALLED = re.compile(r"/\* %?(?P<name>\S+)")
 _MXU = re.compile(r"(?:%\S+ = )?(v(?:matmul|matpush|matprep|pop|dwg)\S*)\.mxu(\d)")
 
@@ -123,7 +124,7 @@ def _parse_instruction(dest: str | None, opcode: str, rest: str) -> Instruction:
     if opcode.startswith("sdivrem."):  # its quotient or remainder is popped by name later; the comment says which
         opcode = f"{'srem' if 'kRem' in rest else 'sdiv'}.{opcode.partition('.')[2]}"
         dest = f"s{_QUEUED}{dest}"
-    if opcode == "sld" and "/* core id */" in rest:
+    if opcode == "sld" and _SAYS_CORE_ID.search(rest) and "_spill" not in rest:
         opcode = CORE_ID
     rest = _COMMENT.sub("", rest)
     predicate = None
