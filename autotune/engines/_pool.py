@@ -20,6 +20,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from autotune.processes import is_running
+
 START_LIMIT_S = 120.0
 # Compilers keep what they allocate; a worker above this size is replaced between jobs.
 RECYCLE_BYTES = 900 * 1024**2
@@ -214,15 +216,5 @@ def _remove_stale_scratch() -> None:
     """Removes what tuners that were killed could not."""
     for folder in Path(tempfile.gettempdir()).glob(f"{_SCRATCH}*-*"):
         pid = folder.name.removeprefix(_SCRATCH).partition("-")[0]
-        if pid.isdigit() and not _runs(int(pid)):
+        if pid.isdigit() and not is_running(int(pid)):
             shutil.rmtree(folder, ignore_errors=True)
-
-
-def _runs(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return True

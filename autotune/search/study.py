@@ -17,6 +17,7 @@ from autotune import versions
 from autotune.engines._base import Task
 from autotune.errors import UsageError
 from autotune.outcome import Config, Outcome, Status
+from autotune.processes import is_running
 from autotune.search.encoding import Encoding
 from autotune.search.storage import journal_path, look_into, open_storage, reading, shown
 from autotune.search.trials import TrialRecord, read_trials
@@ -336,19 +337,9 @@ def _orphaned(trial: FrozenTrial) -> bool:
     """Whether the process that ran `trial` is gone (another host's is trusted for an hour)."""
     host, pid = trial.user_attrs.get(_OWNER, (None, None))
     if host == socket.gethostname():
-        return pid == os.getpid() or not _alive(pid)
+        return pid == os.getpid() or not is_running(pid)
     started = trial.datetime_start.timestamp() if trial.datetime_start else 0.0
     return time.time() - started > ORPHAN_AGE_S
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return True
 
 
 def load_records(results: Path, name: str) -> list[TrialRecord] | None:
