@@ -25,16 +25,22 @@ from autotune.space import Space
 
 if TYPE_CHECKING:
     import jax
+    import numpy as np
 
 ENTRY_POINTS = "autotune.kernels"
 
 
 @dataclasses.dataclass(frozen=True)
 class ArraySpec:
-    """Shape and dtype of one argument, without jax."""
+    """Shape and dtype of one argument, without jax.
+
+    Attributes:
+        example: A value of that shape where the work depends on it (group sizes, say); a prediction is for that one.
+    """
 
     shape: tuple[int, ...]
     dtype: str
+    example: np.ndarray | None = dataclasses.field(default=None, compare=False, repr=False)
 
     @property
     def nbytes(self) -> int:

@@ -14,6 +14,7 @@ import jax
 from jax.experimental import topologies
 
 from autotune.chips import DEFAULT_TARGET, MIB, Chip, get_chip
+from autotune.engines.compiler.prefetch import steered_calls
 from autotune.engines.compiler.schedule import Timing, UnresolvedError, estimated_cycles, play_module, read_dumps
 from autotune.engines.compiler.support import DUMP_FOLDER
 from autotune.kernel import ArraySpec
@@ -23,6 +24,7 @@ _OVERHEAD_SHARE = 1.25  # beyond both bounds by this much, waits and step overhe
 _POSSIBLE = 0.98  # of the roofline: chip figures and schedules are no more exact than that
 _VMEM_NEEDED = re.compile(r"Scoped allocation with size ([\d.]+)([KMG])")
 _UNITS = {"K": 1024, "M": MIB, "G": 1024 * MIB}
+_FOREIGN_NOTE = "without what other cores do (SparseCores, say): the program waits for them {} times"
 _MESSAGE_LIMIT = 2000
 
 
@@ -62,7 +64,8 @@ def compile_for(
     specs = [jax.ShapeDtypeStruct(spec.shape, spec.dtype, sharding=sharding) for spec in arguments]
     started = time.monotonic()
     try:
-        lowered = jax.jit(function).lower(*specs)
+        traced = jax.jit(function).trace(*specs)
+        lowered = traced.lower()
     except Exception as error:  # whatever tracing raises is this config's own fault
         return Outcome(Status.LOWERING_ERROR, message=_text(error), compile_s=time.monotonic() - started)
     try:
@@ -72,7 +75,8 @@ def compile_for(
         return dataclasses.replace(classify_compile_error(_text(error)), compile_s=seconds)
     seconds = time.monotonic() - started
     try:
-        timing = play_module(read_dumps(dumps), chip)
+        calls = steered_calls(traced.jaxpr, [spec.example for spec in arguments])
+        timing = play_module(read_dumps(dumps), chip, calls)
         if timing.time_ms < _POSSIBLE * roofline_ms:
             raise UnresolvedError(f"the schedule seems to take {timing.time_ms:.4g} ms, below the roofline")
         return _predicted(timing, seconds)
@@ -108,6 +112,7 @@ def _predicted(timing: Timing, compile_s: float) -> Outcome:
         source=Source.SCHEDULE,
         hbm_bytes=timing.hbm_bytes,
         compile_s=compile_s,
+        message=_FOREIGN_NOTE.format(timing.foreign_waits) if timing.foreign_waits else "",
     )
 
 

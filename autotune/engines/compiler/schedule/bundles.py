@@ -18,11 +18,14 @@ _INSTRUCTION = re.compile(r"(?:%(?P<dest>[\w.]+) = )?(?P<opcode>[a-z_][\w.]*)(?P
 _PREDICATE = re.compile(r"\((?P<neg>!?)%(?P<name>\w+)(?:, (?P<old>%?[\w]+))?\)")
 _TARGET = re.compile(r"target = \$region(\d+)")
 _SAYS_CORE_ID = re.compile(r"/\*[^*]*\bcore id\b")
+_NUMBERED = re.compile(r"index: (\d+), kind: input")
 _CALLED = re.compile(r"/\* %?(?P<name>\S+)")
 _MXU = re.compile(r"(?:%\S+ = )?(v(?:matmul|matpush|matprep|pop|dwg)\S*)\.mxu(\d)")
 
+OPERAND = "inlined_call_operand"  # of this op, in the memory space that follows, or in a register
 CALL = "call"  # of another op's listing; long ones are called, short ones inlined
 _QUEUED = "9999"  # sets results waiting in a queue, which the listing only numbers, apart from SSA values
+SPARSE_CORE_WAIT = "sparse_core_wait"  # for work that the SparseCore does from a listing of its own
 CORE_ID = "core_id"  # a load that the listing's comment says reads which of the device's cores this is
 
 
@@ -46,7 +49,7 @@ class Instruction:
         dest: SSA name of the result without its register suffix; None where there is none.
         opcode: As printed, for instance ``sadd.s32`` or ``dma.hbm_to_vmem``.
         operands: As printed, comments removed; SSA names without suffix (``s142``). For `CALL`, the name
-            of the op that is called.
+            of the op that is called, then what it is passed; for `OPERAND`, its number if it is an input.
         target: The region a branch jumps to.
     """
 
@@ -120,12 +123,18 @@ def _parse_bundle(address: int, body: str) -> Bundle:
 def _parse_instruction(dest: str | None, opcode: str, rest: str) -> Instruction:
     if opcode in ("inlined_call", "call"):
         called = _CALLED.search(rest)
-        return Instruction(None, CALL, (called["name"] if called else "",))
+        passed = (_operand(part) for part in _COMMENT.sub("", rest).split(",") if part.strip())
+        return Instruction(None, CALL, (called["name"] if called else "", *passed))
+    if opcode.startswith(OPERAND):
+        number = _NUMBERED.search(rest)
+        return Instruction(_ssa(dest) if dest else None, opcode, (number[1],) if number else ())
     if opcode.startswith("sdivrem."):  # its quotient or remainder is popped by name later; the comment says which
         opcode = f"{'srem' if 'kRem' in rest else 'sdiv'}.{opcode.partition('.')[2]}"
         dest = f"s{_QUEUED}{dest}"
     if opcode == "sld" and _SAYS_CORE_ID.search(rest) and "_spill" not in rest:
         opcode = CORE_ID
+    if opcode.startswith("dma.done.wait") and "sparse-core-wait" in rest:
+        return Instruction(None, SPARSE_CORE_WAIT)
     rest = _COMMENT.sub("", rest)
     predicate = None
     if match := _PREDICATE.search(rest):

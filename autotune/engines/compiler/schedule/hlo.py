@@ -1,4 +1,4 @@
-"""Which ops of a compiled program are the same but for their operands: the compiler lists only one of them."""
+"""What the scheduled HLO says of a program's ops: which are the same, what Pallas calls take, XLA's estimates."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ _OP = re.compile(
     r"^\s*(?:ROOT )?%(?P<name>[\w.\-]+) = (?P<type>\(.*?\)|\S+) (?P<opcode>[\w\-]+)\((?P<operands>[^)]*)\)(?P<rest>.*)$"
 )
 _COMPUTATION = re.compile(r"^%(?P<name>[\w.\-]+) \(.*\{$")
-_CALLS = re.compile(r"calls=%([\w.\-]+)")
+_CALLS = re.compile(r"(?:calls|to_apply)=%([\w.\-]+)")
+_PALLAS = 'custom_call_target="tpu_custom_call"'
 _NAME = re.compile(r"%[\w.\-]+")
 # What tells ops apart without changing what they do.
-_IRRELEVANT = re.compile(r", (?:metadata|backend_config|frontend_attributes|sharding|calls)=.*$")
+_IRRELEVANT = re.compile(r", (?:metadata|backend_config|frontend_attributes|sharding|calls|to_apply)=.*$")
 
 
 def signatures(hlo: str) -> dict[str, str]:
@@ -35,6 +36,16 @@ def signatures(hlo: str) -> dict[str, str]:
         return f"{match['type']} {match['opcode']}({operands}){_IRRELEVANT.sub('', match['rest'])}\n{called}"
 
     return {name: signature(match) for name, match in ops.items()}
+
+
+def pallas_calls(hlo: str) -> dict[str, list[str]]:
+    """Name of each Pallas call to the types of its operands with their layouts, in program order."""
+    types = {match["name"]: match["type"] for line in hlo.splitlines() if (match := _OP.match(line))}
+    found = {}
+    for line in hlo.splitlines():
+        if (match := _OP.match(line)) and _PALLAS in match["rest"]:
+            found[match["name"]] = [types.get(name, "") for name in re.findall(r"%([\w.\-]+)", match["operands"])]
+    return found
 
 
 def estimated_cycles(hlo: str) -> int | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections import defaultdict, deque
 
-from autotune.engines.compiler.schedule.scalar import Unknown, UnresolvedError
+from autotune.engines.compiler.schedule.scalar import Unknown, UnresolvedError, known_or_zero
 
 STEP_BYTES = 512  # the unit of a strided transfer's row length (``steps_per_stride``), on every generation tried
 
@@ -47,6 +47,7 @@ class Memory:
         self.hbm_bytes = 0
         self.busy_cycles = 0.0
         self.idle_at = 0.0
+        self.foreign_waits = 0
 
     def read(self, now: float, granules: int, semaphore: int, steps: int) -> None:
         """HBM to VMEM or SMEM, in contiguous rows of that many steps; 0 where it is one piece."""
@@ -55,7 +56,7 @@ class Memory:
 
     def write(self, now: float, granules: int, semaphore: int, steps: int) -> None:
         """VMEM or SMEM to HBM, in rows like `read`."""
-        rows = self._rows(granules, steps)
+        rows, granules = self._rows(granules, steps), known_or_zero(granules)
         sent = max(self._occupy(now, granules, rows), now + granules * self._timing.write + rows * self._timing.row)
         self._signal(sent + self._timing.write_latency, granules, semaphore)
 
@@ -64,9 +65,11 @@ class Memory:
         self._signal(now + self._timing.write_latency, granules, semaphore)
 
     def _rows(self, granules: int, steps: int) -> float:
-        return granules * self._timing.granule_bytes / (STEP_BYTES * steps) if steps else 0.0
+        steps = known_or_zero(steps)
+        return known_or_zero(granules) * self._timing.granule_bytes / (STEP_BYTES * steps) if steps else 0.0
 
     def _occupy(self, now: float, granules: int, rows: float) -> float:
+        granules = known_or_zero(granules)
         cycles = granules * self._timing.pipe + rows * self._timing.row
         self._pipe_free = max(self._pipe_free, now) + cycles
         self.hbm_bytes += granules * self._timing.granule_bytes
@@ -74,28 +77,41 @@ class Memory:
         return self._pipe_free
 
     def _signal(self, at: float, granules: int, semaphore: int) -> None:
-        self._pending[semaphore].append((at, granules))
+        self._pending[known_or_zero(semaphore)].append((at, known_or_zero(granules)))
         self.idle_at = max(self.idle_at, at)
 
-    def wait(self, semaphore: int, now: float, granules: int) -> float:
+    def wait(self, semaphore: int, now: float, granules: int, foreign: bool = False) -> float:
         """The time at which `semaphore` has reached `granules`, not before `now`.
+
+        Args:
+            foreign: Whether a signal of one that nothing here sends comes from another core: it has come.
 
         Raises:
             UnresolvedError: Where nothing under way would ever raise it so far.
         """
-        if isinstance(semaphore, Unknown) or isinstance(granules, Unknown):
-            raise UnresolvedError(f"the schedule waits for a transfer {semaphore or granules}")
+        if isinstance(semaphore, Unknown):
+            raise UnresolvedError(f"the schedule waits for a transfer {semaphore.origin}")
         pending = self._pending[semaphore]
+        if isinstance(granules, Unknown):  # whatever is under way
+            granules = known_or_zero(granules) + self._values[semaphore] + sum(amount for _, amount in pending)
         while self._values[semaphore] < granules:
             if not pending:
+                if foreign and granules == 1:
+                    self.await_foreign()
+                    self._values[semaphore] = 1
+                    return now
                 raise UnresolvedError("the schedule waits for a transfer that was never started")
             at, amount = pending.popleft()
             self._values[semaphore] += amount
             now = max(now, at)
         return now
 
+    def await_foreign(self) -> None:
+        """A wait for another core, which is not played: it costs nothing, and is counted."""
+        self.foreign_waits += 1
+
     def add(self, semaphore: int, amount: int) -> None:
-        self._values[semaphore] += amount
+        self._values[known_or_zero(semaphore)] += known_or_zero(amount)
 
     def set(self, semaphore: int, amount: int) -> None:
-        self._values[semaphore] = amount
+        self._values[known_or_zero(semaphore)] = known_or_zero(amount)

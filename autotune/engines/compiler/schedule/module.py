@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from autotune.chips import Chip
@@ -13,6 +13,8 @@ from autotune.engines.compiler.schedule.core import CORES, new_memory
 from autotune.engines.compiler.schedule.hlo import signatures
 from autotune.engines.compiler.schedule.program import Program
 from autotune.engines.compiler.schedule.scalar import UnresolvedError
+from autotune.engines.compiler.schedule.smem import Operands
+from autotune.engines.compiler.schedule.steering import PallasCall, known_operands
 
 TOP_LEVEL = "TLP"
 _DUMP = re.compile(r"\d+-(?P<op>.+)-\d\d-final_bundles\.txt")
@@ -28,6 +30,7 @@ class Timing:
         memory_ms: Time the HBM transfers take back to back.
         hbm_bytes: Bytes moved to and from HBM by all cores.
         steps: Grid steps of all ops, per core.
+        foreign_waits: How often the core waits for another one (a SparseCore, say), which is not played: at no cost.
     """
 
     time_ms: float
@@ -35,6 +38,7 @@ class Timing:
     memory_ms: float
     hbm_bytes: int
     steps: int
+    foreign_waits: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,8 +66,11 @@ def read_dumps(directory: Path) -> Dumps:
     return Dumps(listings, hlo)
 
 
-def play_module(dumps: Dumps, chip: Chip) -> Timing:
+def play_module(dumps: Dumps, chip: Chip, calls: Sequence[PallasCall] = ()) -> Timing:
     """Plays one call of the program on each of the chip's cores.
+
+    Args:
+        calls: The program's Pallas calls whose grid or blocks depend on values, with those values.
 
     Raises:
         UnresolvedError: Where the listings do not say what happens.
@@ -73,7 +80,8 @@ def play_module(dumps: Dumps, chip: Chip) -> Timing:
     programs = {op: Program(parse_bundles(text), core, strict=op != TOP_LEVEL) for op, text in dumps.listings.items()}
     listed = set(programs)
     programs = _with_equal_ops(programs, dumps.hlo)
-    timings = [_play_core(programs, listed, chip, index) for index in range(chip.cores)]
+    known = known_operands(dumps.hlo, calls)
+    timings = [_play_core(programs, listed, known, chip, index) for index in range(chip.cores)]
     slowest = max(timings, key=lambda timing: timing.time_ms)
     return dataclasses.replace(slowest, hbm_bytes=sum(timing.hbm_bytes for timing in timings))
 
@@ -85,19 +93,23 @@ def _with_equal_ops(programs: Mapping[str, Program], hlo: str) -> dict[str, Prog
     return {**{op: by_signature[text] for op, text in texts.items() if text in by_signature}, **programs}
 
 
-def _play_core(programs: Mapping[str, Program], listed: set[str], chip: Chip, core: int) -> Timing:
+def _play_core(
+    programs: Mapping[str, Program], listed: set[str], known: Mapping[str, Operands], chip: Chip, core: int
+) -> Timing:
     memory = new_memory(chip)
     compute, steps = 0.0, 0
     unplayed = {op for op in listed if op != TOP_LEVEL and not op.startswith("<")}
 
-    def call(op: str, start: float) -> float:
+    def call(op: str, start: float, passed: tuple) -> float:
         nonlocal compute, steps
         if op.startswith("<"):  # the runtime's own initialization, a handful of cycles
             return start
         if op not in programs:
             raise UnresolvedError(f"the compiler left no listing of {op}")
         unplayed.discard(op)
-        end, busy, passes = programs[op].play(memory, core, start, call)
+        operands = known.get(op, Operands())
+        operands = Operands(operands.arrays, {**dict(enumerate(passed)), **operands.scalars})
+        end, busy, passes = programs[op].play(memory, core, start, call, operands)
         compute += busy
         steps += passes
         return end
@@ -112,4 +124,5 @@ def _play_core(programs: Mapping[str, Program], listed: set[str], chip: Chip, co
         memory_ms=memory.busy_cycles * to_ms,
         hbm_bytes=memory.hbm_bytes,
         steps=steps,
+        foreign_waits=memory.foreign_waits,
     )

@@ -13,7 +13,7 @@ import itertools
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 
-from autotune.engines.compiler.schedule.bundles import CALL, Bundle, Instruction
+from autotune.engines.compiler.schedule.bundles import CALL, OPERAND, SPARSE_CORE_WAIT, Bundle, Instruction
 from autotune.engines.compiler.schedule.core import Core
 from autotune.engines.compiler.schedule.memory import Memory
 from autotune.engines.compiler.schedule.mxu import block_stall
@@ -23,17 +23,21 @@ from autotune.engines.compiler.schedule.scalar import (
     UnresolvedError,
     expression,
     is_hbm,
+    smem_address,
     smem_cell,
     value,
 )
+from autotune.engines.compiler.schedule.smem import Operands, ScalarMemory, operand_address
 
 # A grid of more steps takes seconds to play and belongs to blocks that nobody would choose.
 MAX_STEPS = 2_000_000
 
+NOTHING_KNOWN = Operands()
+
 _SEMAPHORE_SPACES = itertools.count()
 
-Call = Callable[[str, float], float]
-"""Plays the op of that name from that cycle on, and returns the cycle at which it is done."""
+Call = Callable[[str, float, tuple], float]
+"""Plays the op of that name from that cycle on, with what it is passed, and returns the cycle at which it is done."""
 
 
 class Program:
@@ -42,17 +46,22 @@ class Program:
     Args:
         bundles: The whole op.
         core: What the listing does not say of the core it runs on.
-        strict: Whether a branch on a value that only a run would know raises; else it is not taken.
+        strict: Whether what only a run would know raises where it matters. Else a branch on it is not taken, and a
+            signal that nothing here sends is taken to come from another core.
 
     Raises:
         UnresolvedError: Where an instruction or a branch cannot be understood.
     """
 
     def __init__(self, bundles: Sequence[Bundle], core: Core, *, strict: bool = True) -> None:
-        coder = _Coder(_split(bundles, core), core)
+        coder = _Coder(_split(bundles, core), core, strict)
+        self._unknown = Unknown("that only a run would load from memory", strict)
         namespace: dict[str, object] = {
             **HELPERS,
-            "UNKNOWN": Unknown("that only a run would load from memory", strict),
+            "operand_address": operand_address,
+            # At the top level a selection by an unknown value takes what stands for false, as a branch does.
+            "Unknown": Unknown if strict else type(None),
+            "UNKNOWN": self._unknown,
             "unread": lambda opcode: Unknown(f"computed by {opcode}, which is not known here", strict),
         }
         exec(compile(coder.source(), "<bundles>", "exec"), namespace)  # text written below, from numbers and names
@@ -60,7 +69,9 @@ class Program:
         # Listings number their semaphores each for itself.
         self._own_semaphores = next(_SEMAPHORE_SPACES) << 40
 
-    def play(self, memory: Memory, core: int, start: float, call: Call) -> tuple[float, float, int]:
+    def play(
+        self, memory: Memory, core: int, start: float, call: Call, operands: Operands = NOTHING_KNOWN
+    ) -> tuple[float, float, int]:
         """Plays one call from cycle `start` on.
 
         Returns:
@@ -70,7 +81,8 @@ class Program:
         Raises:
             UnresolvedError: Where what happens next depends on what only a run would know.
         """
-        end, waited, steps = self._play(memory, core, start, call, self._own_semaphores)
+        smem = ScalarMemory(operands, self._unknown)
+        end, waited, steps = self._play(memory, smem, core, start, call, self._own_semaphores)
         if steps > MAX_STEPS:
             raise UnresolvedError(f"the grid has more than {MAX_STEPS:,} steps")
         return end, end - start - waited, steps
@@ -84,7 +96,7 @@ class _Block:
         folded: Delay slots at its end that take a cycle each and are not listed.
         branch: Address of the branch that takes effect at the end, its delay slots over; it may lie in an
             earlier block, as another branch can stand in its delay slots.
-        taken: The block it leads to.
+        taken: The block it leads to; the number after the last one's is the end.
     """
 
     index: int
@@ -101,15 +113,14 @@ def _split(bundles: Sequence[Bundle], core: Core) -> list[_Block]:
     for bundle in bundles:
         for instruction in bundle.instructions:
             if instruction.target is not None:
-                if instruction.target not in starts_of:
-                    raise UnresolvedError(f"the branch at {bundle.address:#x} goes to an unknown region")
                 slots = _listed_slots(bundles, bundle.address, core)
                 last = bundle.address + slots
-                targets[last] = starts_of[instruction.target]
+                # Regions are named on a bundle; one that no bundle names is empty and lies behind the last.
+                targets[last] = starts_of.get(instruction.target, len(bundles))
                 branches[last] = bundle.address, core.delay_slots - slots
     leaders = {0, *targets.values(), *(last + 1 for last in targets)}
     ordered = sorted(leader for leader in leaders if leader < len(bundles))
-    index_of = {leader: index for index, leader in enumerate(ordered)}
+    index_of = {leader: index for index, leader in enumerate([*ordered, len(bundles)])}
     blocks = []
     for index, (start, end) in enumerate(zip(ordered, [*ordered[1:], len(bundles)], strict=True)):
         branch, folded = branches.get(end - 1, (None, 0))
@@ -135,15 +146,18 @@ def _listed_slots(bundles: Sequence[Bundle], branch: int, core: Core) -> int:
 class _Coder:
     """Writes the Python function for a list of blocks."""
 
-    def __init__(self, blocks: Sequence[_Block], core: Core) -> None:
+    def __init__(self, blocks: Sequence[_Block], core: Core, strict: bool) -> None:
         self._blocks = blocks
         self._core = core
+        self._strict = strict
         self._phis: dict[str, list[str]] = defaultdict(list)  # SSA name to the phis it feeds
         self._names: set[str] = set()
         self._hbm: set[str] = set()  # SSA names of pointers into HBM
+        self._definitions: dict[str, Instruction] = {}
         for instruction in (ins for block in blocks for bundle in block.bundles for ins in bundle.instructions):
             if instruction.dest:
                 self._names.add(instruction.dest)
+                self._definitions[instruction.dest] = instruction
                 if is_hbm(instruction):
                     self._hbm.add(instruction.dest)
             if instruction.opcode in ("sphi", "pphi"):
@@ -158,7 +172,7 @@ class _Coder:
 
     def source(self) -> str:
         lines = [
-            "def play(memory, core, t, call, own):",
+            "def play(memory, smem, core, t, call, own):",
             "  read, write, copy, wait = memory.read, memory.write, memory.copy, memory.wait",
             "  add, put = memory.add, memory.set",
             "  waited, steps, block = 0.0, 0, 0",
@@ -185,12 +199,14 @@ class _Coder:
                 lines += self._instruction(block.bundles[0].address, offset, instruction)
         stall = block_stall(block.bundles, self._core.cycles_per_push)
         lines.append(f"t += {len(block.bundles) + block.folded + stall}")
-        following = block.index + 1
-        onwards = f"block = {following}" if following < len(self._blocks) else "return t, waited, steps"
+        onwards = self._goto(block.index + 1)
         if block.branch is None:
             return [*lines, onwards]
         flag = _flag(block.branch)
-        return [*lines, f"if {flag}:", f"  {flag} = False", f"  block = {block.taken}", f"else: {onwards}"]
+        return [*lines, f"if {flag}:", f"  {flag} = False", f"  {self._goto(block.taken)}", f"else: {onwards}"]
+
+    def _goto(self, block: int | None) -> str:
+        return "return t, waited, steps" if block == len(self._blocks) else f"block = {block}"
 
     def _feed(self, name: str | None) -> list[str]:
         return [f"{phi} = {name}" for phi in self._phis.get(name or "", ())]
@@ -202,6 +218,8 @@ class _Coder:
             condition = f"not {predicate.name}" if predicate.negated else predicate.name
         if instruction.target is not None:
             return [f"{_flag(start + offset)} = {f'True if {condition} else False' if condition else True}"]
+        if instruction.opcode == "sst":
+            return self._store(instruction, condition)
         if effect := self._effect(offset, instruction):
             return [f"if {condition}: {effect}" if condition else effect]
         if instruction.dest is None:
@@ -209,23 +227,31 @@ class _Coder:
         expr = expression(instruction)
         feeds = self._feed(instruction.dest)
         if predicate is not None and predicate.old is not None:
-            return [f"{instruction.dest} = ({expr}) if {condition} else {value(predicate.old)}", *feeds]
+            # On an unknown predicate the result is unknown: only what is decided by it may raise.
+            unknown = f"{predicate.name} if {predicate.name}.__class__ is Unknown else "
+            return [f"{instruction.dest} = {unknown}({expr}) if {condition} else {value(predicate.old)}", *feeds]
         # Without a merge the value is only used where the predicate held, but a phi must not see it elsewhere.
         lines = [f"{instruction.dest} = {expr}", *feeds]
         return [f"if {condition}: {'; '.join(lines)}"] if condition and feeds else lines
 
+    def _store(self, instruction: Instruction, condition: str | None) -> list[str]:
+        address, _, stored = " ".join(instruction.operands).rpartition(" ")
+        if cell := smem_cell(address):
+            return [f"if {condition}: {cell} = {value(stored)}" if condition else f"{cell} = {value(stored)}"]
+        return [f"smem.store({smem_address(address)}, {value(stored)}, {condition or True})"]
+
     def _effect(self, offset: int, instruction: Instruction) -> str | None:
         """The statement for an instruction that does something besides computing, or None."""
         opcode = instruction.opcode
-        if opcode == "sst":
-            address, _, stored = instruction.operands[0].rpartition(" ")
-            cell = smem_cell(address)
-            return f"{cell} = {value(stored)}" if cell else None
         if opcode == CALL:
-            return f"t = call({instruction.operands[0]!r}, t + {offset}) - {offset}"
+            passed = "".join(f"{value(operand)}, " for operand in instruction.operands[1:])
+            return f"t = call({instruction.operands[0]!r}, t + {offset}, ({passed})) - {offset}"
+        if opcode == SPARSE_CORE_WAIT:
+            return "memory.await_foreign()"
         operands = [value(operand) for operand in instruction.operands]
         if opcode.startswith("dma.done.wait"):
-            return f"now = t; t = wait({operands[0]} + own, t + {offset}, {operands[1]}) - {offset}; waited += t - now"
+            arguments = f"{operands[0]} + own, t + {offset}, {operands[1]}, {not self._strict}"
+            return f"now = t; t = wait({arguments}) - {offset}; waited += t - now"
         if opcode.startswith("dma."):
             return self._transfer(offset, instruction, operands)
         if opcode == "vsyncadd":
@@ -243,7 +269,21 @@ class _Coder:
             source, destination = ("hbm" if instruction.operands[index] in self._hbm else "local" for index in (0, 2))
             steps = "0"
         how = "read" if source == "hbm" else "write" if destination == "hbm" else "copy"
-        return f"{how}(t + {offset}, {operands[1]}, {operands[3]} + own, {steps})"
+        effect = f"{how}(t + {offset}, {operands[1]}, {operands[3]} + own, {steps})"
+        if destination == "smem":
+            length = f"{operands[1]} * {self._core.granule_bytes // 4}"
+            effect += f"; smem.fill({operands[2]}, {length}, {self._operand_at(instruction.operands[0])})"
+        return effect
+
+    def _operand_at(self, pointer: str) -> int | None:
+        """The number of the operand that the pointer is the start of; None where it points elsewhere."""
+        while definition := self._definitions.get(pointer):
+            if definition.opcode.startswith(OPERAND):
+                return int(definition.operands[0]) if definition.operands else None
+            if definition.opcode.partition(".")[0] not in ("sshll", "int_to_ptr", "smov"):
+                return None
+            pointer = definition.operands[0]
+        return None
 
 
 def _flag(address: int | None) -> str:

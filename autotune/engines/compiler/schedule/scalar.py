@@ -8,7 +8,7 @@ from typing import Any
 from autotune.engines.compiler.schedule.bundles import CORE_ID, Instruction
 
 _ALLOCATION = re.compile(r"#allocation(\d+)(?:_spill)?(?: \+ (?P<offset>[^\]]+))?\]*$")
-_ADDRESS_SPACE = 1 << 20  # keeps allocations apart; no kernel has a semaphore or SMEM array as large
+ADDRESS_SPACE = 1 << 20  # keeps allocations apart; no kernel has a semaphore or SMEM array as large
 _MASK = (1 << 32) - 1
 _SIGN = 1 << 31
 
@@ -26,7 +26,7 @@ class Unknown:
     """
 
     def __init__(self, origin: str, strict: bool = True) -> None:
-        self._origin = origin
+        self.origin = origin
         self._strict = strict
 
     def _unknown(self, *_: Any) -> Unknown:
@@ -41,8 +41,17 @@ class Unknown:
 
     def __bool__(self) -> bool:
         if self._strict:
-            raise UnresolvedError(f"the schedule branches on a value {self._origin}")
+            raise UnresolvedError(f"the schedule branches on a value {self.origin}")
         return False
+
+
+def known_or_zero(amount: Any) -> Any:
+    """The amount; for one that only the runtime knows, none.
+
+    Raises:
+        UnresolvedError: It is unknown where it matters, within an op.
+    """
+    return amount or 0 if isinstance(amount, Unknown) else amount
 
 
 def wrap(number: Any) -> Any:
@@ -81,7 +90,7 @@ def remainder(first: Any, second: Any) -> Any:
     return quotient if isinstance(quotient, Unknown) else wrap(first - quotient * second)
 
 
-HELPERS = {"wrap": wrap, "smaller": smaller, "larger": larger, "divide": divide, "remainder": remainder}
+HELPERS = {"Unknown": Unknown, "wrap": wrap, "smaller": smaller, "larger": larger, "divide": divide, "remainder": remainder}
 """What the expressions call."""
 
 _BINARY = {
@@ -104,7 +113,7 @@ def value(operand: str) -> str:
     if match := re.match(r"%?([sp]\d+)\b|%([sp]\d+)_", operand):
         return match[1] or match[2]
     if match := _ALLOCATION.search(operand):
-        address = str(int(match[1]) * _ADDRESS_SPACE)
+        address = str(int(match[1]) * ADDRESS_SPACE)
         return f"({address} + {value(match['offset'].lstrip('$'))})" if match["offset"] else address
     try:
         return str(wrap(int(operand, 0)))
@@ -113,9 +122,15 @@ def value(operand: str) -> str:
 
 
 def smem_cell(address: str) -> str | None:
-    """A spill slot's variable name; None for SMEM whose content the schedule does not say."""
+    """A spill slot's variable name; None for any other place in scalar memory."""
     match = re.search(r"#allocation(\d+)_spill", address)
     return f"cell{match[1]}" if match else None
+
+
+def smem_address(text: str) -> str:
+    """The address in ``[smem:[#allocation3 + %s4_s5]]`` as an expression."""
+    inner = text.partition("smem:")[2].strip("[] ")
+    return " + ".join(value(part.strip().lstrip("$")) for part in inner.split(" + "))
 
 
 def is_hbm(instruction: Instruction) -> bool:
@@ -139,13 +154,15 @@ def expression(instruction: Instruction) -> str:
     if base == "pneg":
         return f"{operands[0]} ^ True"
     if base == "scalar_select":
-        return f"{operands[1]} if {operands[0]} else {operands[2]}"
+        return f"{operands[0]} if {operands[0]}.__class__ is Unknown else {operands[1]} if {operands[0]} else {operands[2]}"
     if base == "scalar_lea":
         return " + ".join(operands)
-    if base == "inlined_call_operand":
-        return "0"
+    if base == "inlined_call_operand":  # only pointers into scalar memory are ever looked at
+        if not operands or kind not in ("", "smem"):
+            return "0"
+        return f"smem.scalar({operands[0]})" if not kind else f"operand_address({operands[0]})"
     if opcode == CORE_ID:
         return "core"
     if base == "sld":
-        return smem_cell(instruction.operands[0]) or "UNKNOWN"
+        return smem_cell(instruction.operands[0]) or f"smem.load({smem_address(instruction.operands[0])})"
     return f"unread({opcode!r})"
