@@ -28,7 +28,7 @@ class RoughKernel(Kernel):
     sources = ("rough_kernels",)
 
     def space(self, problem, chip):
-        deeds = ("work", "kill", "abort", "hang", "raise", "unlowerable", "vmem", "hbm", "loop_on_data")
+        deeds = ("work", "kill", "abort", "hang", "raise", "unlowerable", "vmem", "hbm", "loop_on_data", "table")
         return Space([Param("deed", deeds, "what goes wrong")], [])
 
     def arguments(self, problem):
@@ -71,10 +71,21 @@ class RoughKernel(Kernel):
                 grid_spec = pltpu.PrefetchScalarGridSpec(
                     num_scalar_prefetch=1, grid=(problem.n // rows,), in_specs=[spec], out_specs=spec
                 )
-                count = jnp.full((1,), 3, jnp.int32)
+                count = x[0, :1].astype(jnp.int32)
                 return pl.pallas_call(
                     counting_body, grid_spec=grid_spec, out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype)
                 )(count, x)
+            if deed == "table":  # a value computed by the program says which block a step takes
+                table = jnp.repeat(jnp.arange(problem.n // rows // 2, dtype=jnp.int32), 2)
+                listed = pl.BlockSpec(block, lambda i, table: (table[i], 0))
+                grid_spec = pltpu.PrefetchScalarGridSpec(
+                    num_scalar_prefetch=1, grid=(problem.n // rows,), in_specs=[listed], out_specs=spec
+                )
+                return pl.pallas_call(
+                    lambda _, *refs: body(*refs),
+                    grid_spec=grid_spec,
+                    out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype),
+                )(table, x)
             return pl.pallas_call(
                 kernel,
                 grid=(problem.n // block[0],),

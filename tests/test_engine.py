@@ -136,6 +136,16 @@ def test_whatever_a_config_does_has_a_type(rough, deed, status, words):
     assert (outcome.time_ms is not None) == (status is Status.OK)
 
 
+def test_blocks_that_a_table_in_scalar_memory_chooses_are_fetched_as_it_says(rough):
+    outcome = rough.evaluate({"deed": "table"}).result()
+    assert outcome.source is Source.SCHEDULE, outcome.message
+    n = 2048
+    block = 128 * n * 4
+    # Every block of the first half is taken twice in a row, and so fetched once; all are written.
+    traffic = n // 128 // 2 * block + n // 128 * block
+    assert traffic <= outcome.hbm_bytes <= traffic + 4096  # and the table itself
+
+
 def test_a_schedule_that_depends_on_data_is_said_to_be_analytic(rough):
     outcome = rough.evaluate({"deed": "loop_on_data"}).result()
     assert outcome.status is Status.OK

@@ -10,10 +10,12 @@ from hypothesis import strategies as st
 from autotune.engines.compiler.schedule.bundles import Instruction, parse_bundles
 from autotune.engines.compiler.schedule.core import Core
 from autotune.engines.compiler.schedule.memory import Memory, TransferTiming
-from autotune.engines.compiler.schedule.program import Program
+from autotune.engines.compiler.schedule.program import NOTHING_KNOWN, Program
 from autotune.engines.compiler.schedule.scalar import HELPERS, Unknown, UnresolvedError, expression
+from autotune.engines.compiler.schedule.smem import Operands, device_words
+from autotune.engines.compiler.schedule.steering import PallasCall, known_operands
 
-CORE = Core(delay_slots=1, cycles_per_push=16)
+CORE = Core(delay_slots=1, cycles_per_push=16, cycles_per_float32_push=8)
 INT32 = st.integers(-(2**31), 2**31 - 1)
 SHIFT = st.integers(0, 31)
 
@@ -30,11 +32,12 @@ LOOP = """
 """
 
 
-def play(text: str, core: Core = CORE, index: int = 0) -> float:
+def play(text: str, core: Core = CORE, index: int = 0, operands: Operands = NOTHING_KNOWN, strict=True) -> float:
     memory = Memory(
         TransferTiming(granule_bytes=32, pipe=0.5, write=2.0, row=3.0, read_latency=100.0, write_latency=50.0)
     )
-    end, _, _ = Program(parse_bundles(text), core).play(memory, index, 0.0, lambda op, start: start)
+    program = Program(parse_bundles(text), core, strict=strict)
+    end, _, _ = program.play(memory, index, 0.0, lambda op, start, passed: start, operands)
     return end
 
 
@@ -123,6 +126,147 @@ def test_matrix_multiplies_stall_where_their_unit_is_busy():
     assert play(text) == 1 + 1 + 3 * 16 + 1 + 1
 
 
+@pytest.mark.parametrize(("opcode", "cycles"), [("vmatmul.mubr.bf16.gmra", 16), ("vmatmul.mubr.f32.gmra", 8)])
+def test_a_register_of_32_bits_holds_half_the_rows(opcode, cycles):
+    pushes = "\n".join(f"  {hex(address)}   :  {{ %{address} = {opcode}.mxu0 %v1_v1 }}" for address in range(1, 5))
+    assert play(f"     0   :  {{ %s1_s0 = smov 0 }}\n{pushes}\n   0x5   :  {{}}\n") == 1 + 3 * cycles + 1 + 1
+
+
+# Loops as often as the word of scalar memory says that `load` reads.
+COUNTED = LOOP.replace("{trips}", "%s30_s4").replace(
+    "%s10_s0 = smov 0 /* trip */", "%s10_s0 = smov 0  ;;  {before}%s30_s4 = sld [smem:[{load}]]"
+)
+
+
+def counted(load: str, before: str = "") -> str:
+    return COUNTED.format(load=load, before=before)
+
+
+def test_what_is_stored_in_scalar_memory_is_loaded_again():
+    text = counted("#allocation9 + %s50_s1", "%60 = sst [smem:[#allocation9 + $0x2]] 400  ;;  %s50_s1 = smov 2  ;;  ")
+    assert play(text) == play(LOOP.format(trips=400))
+
+
+@pytest.mark.parametrize(
+    "store",
+    [
+        "%60 = sst [smem:[#allocation9]] %s99_s1",  # an unknown value
+        "%60 = sst [smem:[%s99_s1]] 7",  # somewhere
+        "%60 = sst [smem:[#allocation9]] (%p99_p1), 7",  # perhaps
+    ],
+)
+def test_scalar_memory_forgets_what_an_unknown_store_may_have_changed(store):
+    known = "%61 = sst [smem:[#allocation9]] 400  ;;  "
+    unknown = "%s99_s1 = sld [smem:[#allocation8]]  ;;  %p99_p1 = scmp.eq.s32.totalorder %s99_s1, 1  ;;  "
+    assert play(counted("#allocation9", known + unknown)) == play(LOOP.format(trips=400))
+    with pytest.raises(UnresolvedError, match="only a run would load"):
+        play(counted("#allocation9", f"{known}{unknown}{store}  ;;  "))
+
+
+PREFETCH = (
+    "%s70_s1 = inlined_call_operand.vmem [shape: s32[200], index: 1, kind: input, shape index: {{}}]  ;;  "
+    "%s71_s1 = sshll.u32 %s70_s1, 4  ;;  %s72_s1 = int_to_ptr.vmem [resolvable:$true] %s71_s1  ;;  "
+    "%73 = dma.vmem_to_smem %s72_s1, /*size_in_granules=*/{granules}, /*smem=*/[#allocation9], [#allocation7]  ;;  "
+)
+
+
+def test_an_array_that_steers_the_kernel_is_read_where_it_was_brought():
+    words = tuple(range(256))
+    text = counted("#allocation9 + $0x80", PREFETCH.format(granules=32))
+    assert play(text, operands=Operands({1: words})) == play(LOOP.format(trips=0x80))
+    for operands in (Operands({0: words}), Operands({}), NOTHING_KNOWN):
+        with pytest.raises(UnresolvedError, match="only a run would load"):
+            play(text, operands=operands)
+    with pytest.raises(UnresolvedError, match="only a run would load"):  # past what was brought
+        play(counted("#allocation9 + $0x80", PREFETCH.format(granules=16)), operands=Operands({1: words}))
+
+
+def test_a_scalar_operand_is_known_or_unknown_but_never_zero():
+    text = LOOP.format(trips="%s30_s4").replace(
+        "%s10_s0 = smov 0 /* trip */",
+        "%s10_s0 = smov 0  ;;  %s30_s4 = inlined_call_operand.<no memory space> "
+        "[shape: s32[], index: 3, kind: input, shape index: {}] /* operand 3 */",
+    )
+    assert play(text, operands=Operands(scalars={3: 25})) == play(LOOP.format(trips=25))
+    with pytest.raises(UnresolvedError, match="only a run would load"):
+        play(text)
+
+
+def test_a_selection_by_an_unknown_value_only_matters_where_it_decides():
+    unknown = "%s30_s4 = sld [smem:[#allocation9]]  ;;  %p31_p4 = scmp.eq.s32.totalorder %s30_s4, 0  ;;  "
+    chosen = "%s32_s5 = smov (%p31_p4, %s30_s4), 8  ;;  %s33_s5 = scalar_select %p31_p4, 1, 2"
+    text = LOOP.format(trips=4).replace("%s10_s0 = smov 0 /* trip */", f"%s10_s0 = smov 0  ;;  {unknown}{chosen}")
+    assert play(text) == play(LOOP.format(trips=4))
+    with pytest.raises(UnresolvedError, match="only a run would load"):
+        play(text.replace("%s12_s0, 4 ", "%s33_s5, 4 "))
+
+
+def test_a_branch_to_a_region_that_no_bundle_names_ends_the_op():
+    text = """
+     0   :  { %p1_p0 = pmov 1 }
+   0x1   :  { %3 = sbr.rel (%p1_p0) target = $region7 }
+   0x2   :  {}
+   0x3   :  {}
+   0x4   :  {} /* End region 1 */
+"""
+    assert play(text) == 3
+
+
+def test_a_wait_for_a_sparse_core_is_counted_and_costs_nothing():
+    waiting = "%s40_s1 = sld [smem:[#allocation1]]  ;;  %41 = dma.done.wait %s40_s1, 1 /* sparse-core-wait */  ;;  "
+    text = LOOP.format(trips=1).replace("0x7   :  { ", f"0x7   :  {{ {waiting}")
+    assert play(text) == play(LOOP.format(trips=1))
+
+
+def test_at_the_top_level_a_signal_of_one_may_come_from_another_core():
+    waiting = LOOP.format(trips=1).replace("[#allocation3], 1000", "[#allocation4], 1")
+    assert play(waiting, strict=False) < play(LOOP.format(trips=1))
+    with pytest.raises(UnresolvedError, match="never started"):
+        play(waiting)
+
+
+DTYPES = st.sampled_from(["int8", "int16", "int32"])
+
+
+@given(st.integers(1, 40), st.integers(1, 300), DTYPES)
+def test_words_of_a_tiled_array_lie_where_the_device_has_them(rows, columns, dtype):
+    """``T(8,128)``, and for narrow types a second tile that packs neighbouring rows into words."""
+    pack = 4 // np.dtype(dtype).itemsize
+    layout = "{1,0:T(8,128)" + (f"({pack},1)" if pack > 1 else "") + "S(1)}"
+    array = np.arange(rows * columns).reshape(rows, columns).astype(dtype)
+    words = np.array(device_words(array, layout), np.int32).view(dtype)
+    across = -(-columns // 128)
+    for row, column in {(0, 0), (rows - 1, columns - 1), (rows // 2, columns // 3)}:
+        tile = (row // 8) * across + column // 128
+        r, c = row % 8, column % 128
+        assert words[tile * 1024 + (r // pack) * 128 * pack + c * pack + r % pack] == array[row, column]
+
+
+@given(st.integers(1, 600))
+def test_words_of_a_vector_lie_in_order(length):
+    array = np.arange(length, dtype=np.int32)
+    assert device_words(array, "{0:T(256)}")[:length] == tuple(range(length))
+    assert len(device_words(array, "{0:T(256)}")) % 256 == 0
+
+
+def test_values_reach_the_call_they_belong_to():
+    call = '%{name} = f32[8,128]{{1,0}} custom-call(%sizes.{n}, %x.1), custom_call_target="tpu_custom_call", other'
+    hlo = "\n".join(
+        [
+            "  %x.1 = f32[8,128]{1,0:T(8,128)} parameter(0)",
+            *(f"  %sizes.{n} = s32[3]{{0:T(128)}} copy(%sizes.0)" for n in (1, 2)),
+            *(f"  {call.format(name=f'gmm.{n}', n=n)}" for n in (1, 2)),
+        ]
+    )
+    first, second = (PallasCall(((3,), (8, 128)), {0: np.array(sizes, np.int32)}) for sizes in ([1, 2, 3], [4, 5, 6]))
+    known = known_operands(hlo, [first, second])
+    assert known["gmm.1"].arrays[0][:3] == (1, 2, 3)
+    assert known["gmm.2"].arrays[0][:3] == (4, 5, 6)
+    assert known_operands(hlo, [first, second, second]) == {}  # which is which?
+    assert known_operands(hlo, [first, first, first]).keys() == {"gmm.1", "gmm.2"}
+    assert known_operands(hlo, [PallasCall(((4,), (8, 128)), {0: np.zeros(4, np.int32)})]) == {}
+
+
 def test_a_branch_on_loaded_data_is_refused_not_guessed():
     text = LOOP.format(trips=4).replace("%s12_s0, 4 ", "%s30_s4, 4 ")
     text = text.replace("%s10_s0 = smov 0 /* trip */", "%s10_s0 = smov 0  ;;  %s30_s4 = sld [smem:[#allocation9]]")
@@ -148,7 +292,7 @@ def test_each_core_takes_its_own_way(comment):
 
 
 def test_slots_that_are_listed_as_one_empty_bundle_still_take_their_cycles():
-    folding = Core(delay_slots=6, cycles_per_push=8, folds_slots=True)
+    folding = Core(delay_slots=6, cycles_per_push=8, cycles_per_float32_push=5, folds_slots=True)
     assert play(LOOP.format(trips=400), folding) == 2 + 400 * (3 + 6) + 2
 
 
@@ -166,7 +310,7 @@ def test_a_branch_may_stand_in_the_slots_of_another():
    0x9   :  {} /* Start region 8 */
 """
     # The first is not taken; the second one is, past its four slots, over bundles 7 and 8.
-    assert play(text, Core(delay_slots=4, cycles_per_push=8)) == 8
+    assert play(text, Core(delay_slots=4, cycles_per_push=8, cycles_per_float32_push=5)) == 8
 
 
 def test_waiting_for_nothing_is_refused():

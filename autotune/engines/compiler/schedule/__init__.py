@@ -1,7 +1,8 @@
 """From the compiler's final VLIW bundles to a time: the schedule is played, not estimated.
 
 `bundles` reads a listing, `program` compiles its scalar instructions to Python, `memory` and `mxu` say
-how long transfers and matrix multiplies take, `smem` and `steering` what is known of the scalar memory, `module` plays the whole program on a chip.
+how long transfers and matrix multiplies take, `smem` and `steering` what is known of the scalar memory,
+`module` plays the whole program on a chip.
 """
 
 from autotune.engines.compiler.schedule.hlo import estimated_cycles

@@ -13,6 +13,7 @@ import re
 # One bundle: its address, an optional label, then everything up to the next address.
 _BUNDLE = re.compile(r"^[ \t]*(0x[0-9a-f]+|0)[ \t]+(?:(?:LB|PB|PF|LE|LH|CT)\b)?[ \t]*:", re.MULTILINE)
 _REGION_START = re.compile(r"Start(?:/End empty)? region (\d+)")
+_REGION_END = re.compile(r"End region (\d+)")
 _COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
 _INSTRUCTION = re.compile(r"(?:%(?P<dest>[\w.]+) = )?(?P<opcode>[a-z_][\w.]*)(?P<rest>.*)", re.DOTALL)
 _PREDICATE = re.compile(r"\((?P<neg>!?)%(?P<name>\w+)(?:, (?P<old>%?[\w]+))?\)")
@@ -69,7 +70,7 @@ class Bundle:
         instructions: All but the vector ones.
         mxu: Opcode and MXU number of each matrix-unit instruction, in order.
         regions: The regions that start here (branch targets).
-        ends_region: Whether one ends here.
+        ended: The regions that end here.
         empty: Whether nothing issues at all.
     """
 
@@ -77,7 +78,7 @@ class Bundle:
     instructions: tuple[Instruction, ...]
     mxu: tuple[tuple[str, int], ...]
     regions: tuple[int, ...]
-    ends_region: bool
+    ended: tuple[int, ...]
     empty: bool
 
 
@@ -117,7 +118,8 @@ def _parse_bundle(address: int, body: str) -> Bundle:
                 mxu.append((unit[1], int(unit[2])))
             continue
         instructions.append(_parse_instruction(match["dest"], opcode, match["rest"]))
-    return Bundle(address, tuple(instructions), tuple(mxu), regions, "End region" in comment, not content.strip())
+    ended = tuple(int(number) for number in _REGION_END.findall(comment))
+    return Bundle(address, tuple(instructions), tuple(mxu), regions, ended, not content.strip())
 
 
 def _parse_instruction(dest: str | None, opcode: str, rest: str) -> Instruction:

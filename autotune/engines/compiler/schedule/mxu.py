@@ -14,13 +14,14 @@ from autotune.engines.compiler.schedule.bundles import Bundle
 _FLOAT32 = re.compile(r"vmatmul(\.mubr)?\.f32")
 
 
-def block_stall(bundles: Sequence[Bundle], cycles_per_push: int) -> int:
+def block_stall(bundles: Sequence[Bundle], cycles_per_push: int, cycles_per_float32_push: int) -> int:
     """Cycles that a straight run of bundles takes beyond one each.
 
     Args:
         bundles: A basic block. Every MXU is taken to be idle where it starts.
         cycles_per_push: Cycles one multiply instruction of 16-bit operands occupies its MXU. A register of
-            32-bit ones holds half as many rows; one of 8-bit ones twice as many, at twice the rate.
+            8-bit ones holds twice as many rows, at twice the rate.
+        cycles_per_float32_push: The same of 32-bit operands, half as many rows.
     """
     free_at: dict[int, int] = {}
     now = 0
@@ -28,6 +29,6 @@ def block_stall(bundles: Sequence[Bundle], cycles_per_push: int) -> int:
         for opcode, unit in bundle.mxu:
             if opcode.startswith("vmatmul"):
                 now = max(now, free_at.get(unit, 0))
-                free_at[unit] = now + (cycles_per_push // 2 if _FLOAT32.match(opcode) else cycles_per_push)
+                free_at[unit] = now + (cycles_per_float32_push if _FLOAT32.match(opcode) else cycles_per_push)
         now += 1
     return now - len(bundles)

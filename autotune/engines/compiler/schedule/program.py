@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from autotune.engines.compiler.schedule.bundles import CALL, OPERAND, SPARSE_CORE_WAIT, Bundle, Instruction
 from autotune.engines.compiler.schedule.core import Core
@@ -113,10 +113,11 @@ def _split(bundles: Sequence[Bundle], core: Core) -> list[_Block]:
     for bundle in bundles:
         for instruction in bundle.instructions:
             if instruction.target is not None:
-                slots = _listed_slots(bundles, bundle.address, core)
-                last = bundle.address + slots
                 # Regions are named on a bundle; one that no bundle names is empty and lies behind the last.
-                targets[last] = starts_of.get(instruction.target, len(bundles))
+                target = starts_of.get(instruction.target, len(bundles))
+                slots = _listed_slots(bundles, bundle.address, target, starts_of, core)
+                last = bundle.address + slots
+                targets[last] = target
                 branches[last] = bundle.address, core.delay_slots - slots
     leaders = {0, *targets.values(), *(last + 1 for last in targets)}
     ordered = sorted(leader for leader in leaders if leader < len(bundles))
@@ -129,18 +130,24 @@ def _split(bundles: Sequence[Bundle], core: Core) -> list[_Block]:
     return blocks
 
 
-def _listed_slots(bundles: Sequence[Bundle], branch: int, core: Core) -> int:
+def _listed_slots(bundles: Sequence[Bundle], branch: int, target: int, starts_of: Mapping[int, int], core: Core) -> int:
     """How many bundles after the branch at that address are its delay slots.
 
-    Where slots may be folded, those with nothing in them up to the last one are listed as one empty bundle; a
-    region then does not end where all of them would.
+    Where slots may be folded, those with nothing in them up to the last one are listed as one empty bundle. They
+    are not where the branch's own region ends with the last slot. A region that began before the loop which the
+    branch repeats is another's.
     """
     slots = bundles[branch + 1 : branch + 1 + core.delay_slots]
-    if core.folds_slots and not (len(slots) == core.delay_slots and slots[-1].ends_region):
+    if core.folds_slots and not (len(slots) == core.delay_slots and _ends_own_region(slots[-1], target, starts_of)):
         for count, bundle in enumerate(slots, start=1):
             if bundle.empty:
                 return count
     return core.delay_slots
+
+
+def _ends_own_region(last: Bundle, target: int, starts_of: Mapping[int, int]) -> bool:
+    repeats = target <= last.address
+    return any(not repeats or starts_of.get(region, 0) >= target for region in last.ended)
 
 
 class _Coder:
@@ -197,7 +204,7 @@ class _Coder:
         for offset, instruction in scalars:
             if instruction.opcode not in ("sphi", "pphi"):
                 lines += self._instruction(block.bundles[0].address, offset, instruction)
-        stall = block_stall(block.bundles, self._core.cycles_per_push)
+        stall = block_stall(block.bundles, self._core.cycles_per_push, self._core.cycles_per_float32_push)
         lines.append(f"t += {len(block.bundles) + block.folded + stall}")
         onwards = self._goto(block.index + 1)
         if block.branch is None:

@@ -90,7 +90,7 @@ def remainder(first: Any, second: Any) -> Any:
     return quotient if isinstance(quotient, Unknown) else wrap(first - quotient * second)
 
 
-HELPERS = {"Unknown": Unknown, "wrap": wrap, "smaller": smaller, "larger": larger, "divide": divide, "remainder": remainder}
+HELPERS = {function.__name__: function for function in (Unknown, wrap, smaller, larger, divide, remainder)}
 """What the expressions call."""
 
 _BINARY = {
@@ -154,7 +154,8 @@ def expression(instruction: Instruction) -> str:
     if base == "pneg":
         return f"{operands[0]} ^ True"
     if base == "scalar_select":
-        return f"{operands[0]} if {operands[0]}.__class__ is Unknown else {operands[1]} if {operands[0]} else {operands[2]}"
+        which, taken, other = operands
+        return f"{which} if {which}.__class__ is Unknown else {taken} if {which} else {other}"
     if base == "scalar_lea":
         return " + ".join(operands)
     if base == "inlined_call_operand":  # only pointers into scalar memory are ever looked at

@@ -1,0 +1,115 @@
+"""Values that steer Pallas kernels, found in a program's jaxpr."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from autotune.engines.compiler.prefetch import steered_calls
+
+X = jax.ShapeDtypeStruct((64, 128), jnp.float32)
+SIZES = jax.ShapeDtypeStruct((4,), jnp.int32)
+
+
+def kernel(table, x):
+    """Copies blocks of 8 rows in the order of `table`."""
+    spec = pltpu.PrefetchScalarGridSpec(
+        num_scalar_prefetch=1,
+        grid=(table.shape[0],),
+        in_specs=[pl.BlockSpec((8, 128), lambda i, table: (table[i], 0))],
+        out_specs=pl.BlockSpec((8, 128), lambda i, table: (i, 0)),
+    )
+
+    def body(table_ref, x_ref, o_ref):
+        o_ref[...] = x_ref[...]
+
+    return pl.pallas_call(body, grid_spec=spec, out_shape=jax.ShapeDtypeStruct((8 * table.shape[0], 128), x.dtype))(
+        table, x
+    )
+
+
+def found(function, arguments, examples=None):
+    traced = jax.jit(function).trace(*arguments)
+    return [call.steering for call in steered_calls(traced.jaxpr, examples or [None] * len(arguments))]
+
+
+def test_constants_and_what_follows_from_them():
+    def function(x):
+        table = jax.jit(lambda n: jnp.cumsum(jnp.full((4,), n)))(2)
+        return kernel(np.array([3, 1], np.int32), x)[:, :1] + kernel(table, x)[:16, :1]
+
+    first, second = found(function, [X])
+    np.testing.assert_array_equal(first[0], [3, 1])
+    np.testing.assert_array_equal(second[0], [2, 4, 6, 8])
+
+
+def test_arguments_with_an_example_and_without():
+    def function(sizes, x):
+        return kernel(sizes * 2, x)
+
+    assert found(function, [SIZES, X]) == [{}]
+    (steering,) = found(function, [SIZES, X], [np.array([0, 1, 2, 3], np.int32), None])
+    np.testing.assert_array_equal(steering[0], [0, 2, 4, 6])
+
+
+def test_what_depends_on_data_is_left_unknown():
+    assert found(lambda x: kernel(x[0, :4].astype(jnp.int32), x), [X]) == [{}]
+
+
+@pytest.mark.parametrize("wrapped", ["vmap", "custom_vjp", "remat", "cond", "scan"])
+def test_calls_inside_of_others(wrapped):
+    table = jnp.arange(4, dtype=jnp.int32)
+
+    def plain(x):
+        return kernel(table + 1, x)
+
+    if wrapped == "vmap":
+        function, x = jax.vmap(plain), jax.ShapeDtypeStruct((2, *X.shape), X.dtype)
+    elif wrapped == "custom_vjp":
+        function, x = jax.custom_vjp(plain), X
+        function.defvjp(lambda x: (plain(x), None), lambda _, g: (g,))
+    elif wrapped == "remat":
+        function, x = jax.checkpoint(plain), X
+    elif wrapped == "cond":
+        function, x = (lambda x: jax.lax.cond(x[0, 0] > 0, plain, lambda x: x[:32], x)), X
+    else:
+        function, x = (lambda x: jax.lax.scan(lambda carry, _: (plain(carry), None), x[:32], length=3)[0]), X
+    (steering,) = found(function, [x])
+    np.testing.assert_array_equal(steering[0].reshape(-1)[:4], [1, 2, 3, 4])
+
+
+def test_a_loop_that_changes_the_table_leaves_it_unknown():
+    def function(x):
+        def step(carry, _):
+            table, x = carry
+            return (table + 1, kernel(table, x)), None
+
+        return jax.lax.scan(step, (jnp.arange(4, dtype=jnp.int32), x[:32]), length=3)[0]
+
+    assert found(function, [X]) == [{}]
+
+
+def test_programs_without_such_kernels_cost_nothing():
+    assert found(lambda x: x + 1, [X]) == []
+
+
+def test_a_grid_that_is_a_value():
+    def function(sizes, x):
+        def body(x_ref, o_ref):
+            o_ref[...] = x_ref[...]
+
+        spec = pl.BlockSpec((8, 128), lambda i: (i, 0))
+        return pl.pallas_call(
+            body,
+            grid=(jnp.sum(sizes),),
+            in_specs=[spec],
+            out_specs=spec,
+            out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype),
+        )(x)
+
+    (steering,) = found(function, [SIZES, X], [np.array([1, 2, 0, 1], np.int32), None])
+    assert steering[0] == 4
