@@ -218,6 +218,18 @@ def test_a_wait_for_a_sparse_core_is_counted_and_costs_nothing():
     assert play(text) == play(LOOP.format(trips=1))
 
 
+def test_a_read_that_one_core_sends_to_all_reaches_each():
+    flag = (
+        "%s50_s1 = sld [smem:[#allocation0]] /* core id */  ;;  %p51_p1 = scmp.eq.s32.totalorder %s50_s1, 0  ;;  "
+        "%s52_s2 = scalar_lea.sflag [#allocation3], 0  ;;  %s53_s2 = sor.u32 24576, %s52_s2  ;;  "
+        "%s54_s2 = sshll.u32 %s53_s2, 16  ;;  %s55_s2 = sor.u32 %s54_s2, %s52_s2  ;;  "
+    )
+    text = LOOP.format(trips=1).replace("%s10_s0 = smov 0 /* trip */", f"{flag}%s10_s0 = smov 0")
+    text = text.replace("[thread:$0]", "[thread:$0] (%p51_p1),").replace("%s8_s2, [#allocation3]", "%s8_s2, %s55_s2")
+    # 1000 granules are 500 cycles of the HBM, half of which each of the two bears.
+    assert play(text, index=0) == play(text, index=1) == 1 + 250 + 100 + 2
+
+
 def test_at_the_top_level_a_signal_of_one_may_come_from_another_core():
     waiting = LOOP.format(trips=1).replace("[#allocation3], 1000", "[#allocation4], 1")
     assert play(waiting, strict=False) < play(LOOP.format(trips=1))

@@ -96,7 +96,7 @@ _TABLES = (
         "jaxbench:xla",
         note="The workloads made of products with elementwise or row-wise epilogues, and two of attention.",
     ),
-    Table("tokamax_lce_pallas_v7x", "v7x", "loss:fused", slow=True, note=f"{HALF_CHIP} {MEAN}"),
+    Table("tokamax_lce_pallas_v7x", "v7x", "loss:fused", fitted=True, slow=True, note=f"{HALF_CHIP} {MEAN}"),
     Table("tokamax_lce_xla_v7x", "v7x", "loss:xla", slow=True, note=f"{HALF_CHIP} {MEAN}"),
     Table("tokamax_lce_xla_v6e", "v6e", "loss:xla", slow=True, note=MEAN),
     Table("tokamax_attention_xla_v5p", "v5p", "attention:xla", slow=True, note=PLAIN),

@@ -7,6 +7,7 @@ from collections import defaultdict, deque
 
 from autotune.engines.compiler.schedule.scalar import Unknown, UnresolvedError, known_or_zero
 
+_MOST_CORES = 4  # SparseCores of a chip, each of which sends one signal
 STEP_BYTES = 512  # the unit of a strided transfer's row length (``steps_per_stride``), on every generation tried
 
 
@@ -49,14 +50,19 @@ class Memory:
         self.idle_at = 0.0
         self.foreign_waits = 0
 
-    def read(self, now: float, granules: int, semaphore: int, steps: int) -> None:
-        """HBM to VMEM or SMEM, in contiguous rows of that many steps; 0 where it is one piece."""
-        arrived = self._occupy(now, granules, self._rows(granules, steps))
+    def read(self, now: float, granules: int, semaphore: int, steps: int, receivers: int = 1) -> None:
+        """HBM to VMEM or SMEM, in contiguous rows of that many steps; 0 where it is one piece.
+
+        Where several cores receive the same read, each bears its part of it.
+        """
+        granules = known_or_zero(granules)
+        arrived = self._occupy(now, granules / receivers, self._rows(granules, steps) / receivers)
         self._signal(arrived + self._timing.read_latency, granules, semaphore)
 
     def write(self, now: float, granules: int, semaphore: int, steps: int) -> None:
         """VMEM or SMEM to HBM, in rows like `read`."""
-        rows, granules = self._rows(granules, steps), known_or_zero(granules)
+        granules = known_or_zero(granules)
+        rows = self._rows(granules, steps)
         sent = max(self._occupy(now, granules, rows), now + granules * self._timing.write + rows * self._timing.row)
         self._signal(sent + self._timing.write_latency, granules, semaphore)
 
@@ -66,13 +72,12 @@ class Memory:
 
     def _rows(self, granules: int, steps: int) -> float:
         steps = known_or_zero(steps)
-        return known_or_zero(granules) * self._timing.granule_bytes / (STEP_BYTES * steps) if steps else 0.0
+        return granules * self._timing.granule_bytes / (STEP_BYTES * steps) if steps else 0.0
 
-    def _occupy(self, now: float, granules: int, rows: float) -> float:
-        granules = known_or_zero(granules)
+    def _occupy(self, now: float, granules: float, rows: float) -> float:
         cycles = granules * self._timing.pipe + rows * self._timing.row
         self._pipe_free = max(self._pipe_free, now) + cycles
-        self.hbm_bytes += granules * self._timing.granule_bytes
+        self.hbm_bytes += int(granules * self._timing.granule_bytes)
         self.busy_cycles += cycles
         return self._pipe_free
 
@@ -84,7 +89,7 @@ class Memory:
         """The time at which `semaphore` has reached `granules`, not before `now`.
 
         Args:
-            foreign: Whether a signal of one that nothing here sends comes from another core: it has come.
+            foreign: Whether a signal or a few that nothing here sends come from other cores: they have come.
 
         Raises:
             UnresolvedError: Where nothing under way would ever raise it so far.
@@ -96,9 +101,9 @@ class Memory:
             granules = known_or_zero(granules) + self._values[semaphore] + sum(amount for _, amount in pending)
         while self._values[semaphore] < granules:
             if not pending:
-                if foreign and granules == 1:
+                if foreign and granules <= _MOST_CORES:
                     self.await_foreign()
-                    self._values[semaphore] = 1
+                    self._values[semaphore] = granules
                     return now
                 raise UnresolvedError("the schedule waits for a transfer that was never started")
             at, amount = pending.popleft()

@@ -227,6 +227,10 @@ class _Coder:
             return [f"{_flag(start + offset)} = {f'True if {condition} else False' if condition else True}"]
         if instruction.opcode == "sst":
             return self._store(instruction, condition)
+        if local := self._sent_to_all(instruction):
+            # The first core sends it, and all receive it: for each it is a read of its own.
+            granules, *_, steps = self._transfer_operands(instruction)
+            return [f"read(t + {offset}, {granules}, {value(local)} + own, {steps}, receivers=2)"]
         if effect := self._effect(offset, instruction):
             return [f"if {condition}: {effect}" if condition else effect]
         if instruction.dest is None:
@@ -260,27 +264,46 @@ class _Coder:
             arguments = f"{operands[0]} + own, t + {offset}, {operands[1]}, {not self._strict}"
             return f"now = t; t = wait({arguments}) - {offset}; waited += t - now"
         if opcode.startswith("dma."):
-            return self._transfer(offset, instruction, operands)
+            return self._transfer(offset, instruction)
         if opcode == "vsyncadd":
             return f"add({operands[0]} + own, {operands[1]})"
         if opcode == "vsyncpa":
             return f"put({operands[0]} + own, {operands[1]})"
         return None
 
-    def _transfer(self, offset: int, instruction: Instruction, operands: list[str]) -> str:
-        if len(operands) < 4:
-            raise UnresolvedError(f"cannot read the operands of {instruction.opcode}")
+    def _transfer(self, offset: int, instruction: Instruction) -> str:
+        granules, to, semaphore, steps = self._transfer_operands(instruction)
         source, _, destination = instruction.opcode.removeprefix("dma.").partition("_to_")
-        steps = operands[6] if len(operands) > 6 else "0"
         if not destination:  # dma.general: the pointers say where they point, a descriptor in memory the strides
             source, destination = ("hbm" if instruction.operands[index] in self._hbm else "local" for index in (0, 2))
-            steps = "0"
         how = "read" if source == "hbm" else "write" if destination == "hbm" else "copy"
-        effect = f"{how}(t + {offset}, {operands[1]}, {operands[3]} + own, {steps})"
+        effect = f"{how}(t + {offset}, {granules}, {semaphore} + own, {steps})"
         if destination == "smem":
-            length = f"{operands[1]} * {self._core.granule_bytes // 4}"
-            effect += f"; smem.fill({operands[2]}, {length}, {self._operand_at(instruction.operands[0])})"
+            length = f"{granules} * {self._core.granule_bytes // 4}"
+            effect += f"; smem.fill({to}, {length}, {self._operand_at(instruction.operands[0])})"
         return effect
+
+    def _transfer_operands(self, instruction: Instruction) -> tuple[str, str, str, str]:
+        """Size, destination, semaphore and steps a row, as expressions."""
+        if len(instruction.operands) < 4:
+            raise UnresolvedError(f"cannot read the operands of {instruction.opcode}")
+        operands = [value(operand) for operand in instruction.operands]
+        strided = len(operands) > 6 and instruction.opcode != "dma.general"
+        return operands[1], operands[2], operands[3], operands[6] if strided else "0"
+
+    def _sent_to_all(self, instruction: Instruction) -> str | None:
+        """The semaphore of a transfer that all cores of the device receive at once; None for any other.
+
+        Its flag is the core's own, or'ed with the same one shifted up: the place of the other cores'.
+        """
+        if not instruction.opcode.startswith("dma.hbm_to") or len(instruction.operands) < 4:
+            return None
+        flag = self._definitions.get(instruction.operands[3])
+        if flag is None or flag.opcode != "sor.u32":
+            return None
+        shifted, local = flag.operands
+        shift = self._definitions.get(shifted)
+        return local if shift is not None and shift.opcode == "sshll.u32" and shift.operands[1] == "16" else None
 
     def _operand_at(self, pointer: str) -> int | None:
         """The number of the operand that the pointer is the start of; None where it points elsewhere."""
