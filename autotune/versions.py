@@ -1,18 +1,29 @@
-"""Which compiler made a time: the installed versions of what decides it."""
+"""Which compiler made a time, and which reading of its schedule: the versions of what decides it."""
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import importlib.metadata
+import importlib.resources
 
-DECIDING = ("jax", "jaxlib", "libtpu")
+PACKAGES = ("jax", "jaxlib", "libtpu")
+DECIDING = (*PACKAGES, "schedule")
 
 
 def installed() -> dict[str, str]:
-    """Package to version; what is not installed is left out."""
+    """Package to version, and ``schedule`` to a hash of the code that plays one; what is not installed is left out."""
     found = {}
-    for package in DECIDING:
+    for package in PACKAGES:
         try:
             found[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return found
+    return {**found, "schedule": _schedule_hash()}
+
+
+@functools.cache
+def _schedule_hash() -> str:
+    folder = importlib.resources.files("autotune.engines.compiler").joinpath("schedule")
+    sources = sorted((file.name, file.read_bytes()) for file in folder.iterdir() if file.name.endswith(".py"))
+    return hashlib.sha256(repr(sources).encode()).hexdigest()[:8]
