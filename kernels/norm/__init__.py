@@ -1,0 +1,27 @@
+"""RMSNorm and LayerNorm, forward and backward: ``from kernels.norm import rmsnorm``. Importing this loads no jax."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+_EXPORTS = {
+    "NormProblem": "problem",
+    "LAYERNORM_PROBLEMS": "problem",
+    "layernorm": "api",
+    "RMSNORM_PROBLEMS": "problem",
+    "norm_reference": "reference",
+    "rmsnorm": "api",
+}
+__all__ = sorted(_EXPORTS)
+
+
+def __getattr__(name: str) -> Any:
+    """Loads the exported names on first use (PEP 562)."""
+    if name not in _EXPORTS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_EXPORTS[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__
