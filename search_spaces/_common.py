@@ -1,12 +1,17 @@
-"""What the spaces share: candidates for a block, and the constraints on one."""
+"""What the spaces share: candidates for a block, the constraints on one, and all of it for a matmul's tiles."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import TypeVar
 
 from autotune.chips import MIB, Chip
+from autotune.outcome import Config
 from autotune.problem import DTYPE_BYTES
 from autotune.space import Constraint, Param, aligned_divisors
+from kernels.matmul.problem import MatmulProblem
+
+Tiled = TypeVar("Tiled", bound=MatmulProblem)  # matrices of m, n and k that the blocks cut into tiles
 
 LANES = 128
 FEW = 5  # so many divisors of a practical size, or blocks that do not divide are tried as well
@@ -90,3 +95,72 @@ def few_blocks(size: int, block: int, most: int = 3) -> int:
 def uneven(block: int) -> int:
     """A part of a block, a multiple of no tile where there is room for such a part."""
     return max(1, min(block - 1, block // 4 + 3, 259))
+
+
+def tile_params(problem: MatmulProblem, chip: Chip) -> list[Param]:
+    """The blocks of a matmul, the order of their tiles, and the buffers of the operand held still."""
+    # Two buffers of a longer block fill the VMEM even if it is only 128 wide.
+    most = chip.vmem_bytes // (2 * LANES * DTYPE_BYTES[problem.dtype])
+    rows = sublanes(problem.dtype)
+    return [
+        Param("block_m", block_candidates(problem.m, rows, largest=most), "rows of an output tile"),
+        Param("block_n", block_candidates(problem.n, LANES, largest=most), "columns of an output tile"),
+        Param("block_k", block_candidates(problem.k, LANES, largest=most), "contracted length per grid step"),
+        Param("grid_order", ("mn", "nm"), "order of the outer two grid dimensions, the inner one last", "mn"),
+        Param("held_buffers", (2, 1), "VMEM buffers of the operand that the inner tile loop holds still", 2),
+    ]
+
+
+def tile_constraints(
+    problem: MatmulProblem, chip: Chip, vmem_lower_bound: Callable[[MatmulProblem, Config], int]
+) -> list[Constraint]:
+    """What must hold between `tile_params` and the VMEM limit."""
+    return [
+        block_constraint("block_m", "m", problem.m, sublanes(problem.dtype)),
+        block_constraint("block_n", "n", problem.n, LANES),
+        block_constraint("block_k", "k", problem.k, LANES),
+        Constraint("held_buffers must be 1 or 2", lambda config: config["held_buffers"] in (1, 2)),
+        Constraint(
+            f"held_buffers=1 needs block_k to be the whole k={problem.k}: with several k steps no operand is held",
+            lambda config: config["held_buffers"] == 2 or config["block_k"] == problem.k,
+        ),
+        vmem_limit_constraint(chip),
+        Constraint(
+            "the blocks alone need more VMEM than vmem_limit_mib: take smaller blocks or a higher limit",
+            lambda config: vmem_lower_bound(problem, config) <= config["vmem_limit_mib"] * MIB,
+        ),
+    ]
+
+
+def small_tiles(problem: MatmulProblem) -> dict[str, int]:
+    """The 128-wide blocks that libraries ship with."""
+    return {f"block_{field}": min(getattr(problem, field), LANES) for field in ("m", "n", "k")}
+
+
+def tile_validation_problems(problem: Tiled, config: Config) -> list[Tiled]:
+    """The problem's own path over a few blocks (over one of a k that is whole), and three with uneven edges.
+
+    Blocks too large for three each way have two, and three along one dimension at a time.
+    """
+    sizes = {"m": problem.m, "n": problem.n, "k": problem.k}
+    blocks = {field: min(size, config[f"block_{field}"]) for field, size in sizes.items()}
+
+    def own(most: int) -> Tiled:
+        lengths = {field: few_blocks(size, blocks[field], most) for field, size in sizes.items()}
+        return problem.replace({**lengths, "k": problem.k if blocks["k"] == problem.k else lengths["k"]})
+
+    def ragged(**full: int) -> Tiled:
+        """So many full blocks along each dimension, and part of one."""
+        return problem.replace({f: full[f] * block + uneven(block) for f, block in blocks.items()})
+
+    exact = own(3) if _cheap(own(3)) else own(2)
+    if _cheap(three := ragged(m=2, n=2, k=2)):
+        return [exact, three]
+    thin = {"m": 0, "n": 0, "k": 0}
+    return [*(ragged(**{**thin, field: 2}) for field in blocks), ragged(m=1, n=1, k=1), exact]
+
+
+def _cheap(problem: MatmulProblem) -> bool:
+    """Whether a CPU runs it in some seconds and little memory."""
+    m, n, k = problem.m, problem.n, problem.k
+    return m * n * k <= 1 << 36 and max(m * k, k * n, m * n) <= 1 << 26

@@ -13,14 +13,23 @@ from kernels._tpu_model import LANES, SUBLANES, cdiv, dma_s, mxu_s, step_s, vpu_
 from kernels.matmul.problem import MatmulProblem
 
 
-def cost(problem: MatmulProblem) -> Cost:
-    """The roofline: 2·m·n·k operations; each operand read once, the result written once."""
+def cost(problem: MatmulProblem, *, products: int = 1) -> Cost:
+    """The roofline: 2·m·n·k operations; each operand read once, the result written once.
+
+    Args:
+        products: Right-hand sides y, each of which x is multiplied by in the same pass.
+    """
     m, n, k = problem.m, problem.n, problem.k
-    return Cost(2.0 * m * n * k, (m * k + k * n + m * n) * DTYPE_BYTES[problem.dtype], problem.dtype)
+    nbytes = (m * k + products * k * n + m * n) * DTYPE_BYTES[problem.dtype]
+    return Cost(2.0 * products * m * n * k, nbytes, problem.dtype)
 
 
-def estimate_ms(problem: MatmulProblem, config: Config, chip: Chip) -> float:
-    """Time of one call in milliseconds, from the blocks' MXU passes, fetches and steps."""
+def estimate_ms(problem: MatmulProblem, config: Config, chip: Chip, *, products: int = 1) -> float:
+    """Time of one call in milliseconds, from the blocks' MXU passes, fetches and steps.
+
+    Args:
+        products: As in `cost`.
+    """
     block_m, block_n, block_k = _blocks(problem, config)
     item = DTYPE_BYTES[problem.dtype]
     tiles_m, tiles_n, steps_k = cdiv(problem.m, block_m), cdiv(problem.n, block_n), cdiv(problem.k, block_k)
@@ -28,11 +37,11 @@ def estimate_ms(problem: MatmulProblem, config: Config, chip: Chip) -> float:
 
     # The accumulator is loaded, added to and stored every step, beside the MXU but not for free.
     accumulate = vpu_s(2 * block_m * block_n, chip, slots=1) if steps_k > 1 else 0.0
-    compute = mxu_s(block_m, block_n, block_k, problem.dtype, chip) + 0.2 * accumulate
+    compute = products * (mxu_s(block_m, block_n, block_k, problem.dtype, chip) + 0.2 * accumulate)
     compute += vpu_s(block_m * block_n, chip, slots=1) / steps_k  # the tile is converted and stored once
 
     # With the whole k in one block, the outer loop's operand stays put while the inner loop runs.
-    x_bytes, y_bytes = block_m * block_k * item, block_k * block_n * item
+    x_bytes, y_bytes = block_m * block_k * item, products * block_k * block_n * item
     held, moving = (x_bytes, y_bytes) if config.get("grid_order", "mn") == "mn" else (y_bytes, x_bytes)
     held_fetches = 1 / inner if steps_k == 1 else 1.0
     moving_fetches = 1 / (outer * inner) if steps_k == 1 and inner == 1 else 1.0
@@ -46,10 +55,13 @@ def estimate_ms(problem: MatmulProblem, config: Config, chip: Chip) -> float:
     return 1e3 * (total + dma_s(x_bytes + y_bytes, chip))  # the first fetch has nothing to hide behind
 
 
-def vmem_lower_bound(problem: MatmulProblem, config: Config) -> int:
+def vmem_lower_bound(problem: MatmulProblem, config: Config, *, products: int = 1) -> int:
     """Bytes of VMEM that the blocks cannot do without; what the compiler adds comes on top.
 
     A block that changes along the grid has two buffers; one that never does may get away with one.
+
+    Args:
+        products: As in `cost`; each has a sum of its own.
     """
     block_m, block_n, block_k = _blocks(problem, config)
     item = DTYPE_BYTES[problem.dtype]
@@ -57,9 +69,9 @@ def vmem_lower_bound(problem: MatmulProblem, config: Config) -> int:
     held = config.get("held_buffers", 2)
     x_buffers, y_buffers = (held, 2) if config.get("grid_order", "mn") == "mn" else (2, held)
     x = block_m * block_k * item * (1 if one_m and one_k else x_buffers)
-    y = block_k * block_n * item * (1 if one_k and one_n else y_buffers)
+    y = products * block_k * block_n * item * (1 if one_k and one_n else y_buffers)
     out = block_m * block_n * item * (1 if one_m and one_n else 2)
-    return x + y + out + (0 if one_k else 4 * block_m * block_n)
+    return x + y + out + (0 if one_k else 4 * products * block_m * block_n)
 
 
 def clipped(size: int, block: int) -> int:
@@ -71,13 +83,13 @@ def heuristic_config(problem: MatmulProblem) -> dict[str, Any]:
     """A good start on every chip: tiles that fit the smallest default VMEM limit (16 MiB)."""
     wide = 1024 if problem.dtype == "bfloat16" else 512
     return {
-        "block_m": _largest_divisor(problem.m, SUBLANES * 4 // DTYPE_BYTES[problem.dtype], wide),
-        "block_n": _largest_divisor(problem.n, LANES, wide),
-        "block_k": _largest_divisor(problem.k, LANES, 512),
+        "block_m": largest_divisor(problem.m, SUBLANES * 4 // DTYPE_BYTES[problem.dtype], wide),
+        "block_n": largest_divisor(problem.n, LANES, wide),
+        "block_k": largest_divisor(problem.k, LANES, 512),
     }
 
 
-def _largest_divisor(size: int, align: int, cap: int) -> int:
+def largest_divisor(size: int, align: int, cap: int) -> int:
     """The largest aligned divisor up to `cap` unless all are small: then `cap`, with an uneven last block."""
     if size <= cap:
         return size
