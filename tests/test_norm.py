@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from autotune.chips import CHIPS
 from autotune.errors import UsageError
 from autotune.validation import validate
-from kernels.norm import layernorm, norm_reference, rmsnorm
+from kernels.norm import layernorm, rmsnorm
 from kernels.norm import pallas as blocked
 from kernels.norm.problem import NormProblem
 from search_spaces.norm import LayerNormBackwardKernel, LayerNormKernel, RMSNormBackwardKernel, RMSNormKernel
@@ -54,7 +54,7 @@ def close(got, want, dtype):
 @settings(max_examples=3, deadline=None, derandomize=True)
 @given(
     kind=st.sampled_from(["rmsnorm", "layernorm"]),
-    rows=st.integers(1, 100),
+    rows=st.integers(1, 70),
     d=st.integers(1, 300),
     tile=st.sampled_from([16, 32]),
     unroll=st.sampled_from([1, 3]),
@@ -89,28 +89,22 @@ def test_any_shape_is_right_forward_and_backward_with_nan_memory(kind, rows, d, 
     assert {array.dtype for array in (normed, dx, *dparams)} == {jnp.dtype(dtype)}
 
 
-@pytest.mark.parametrize("interpret", [False, True])
-def test_vmap_and_leading_dimensions(interpret):
-    """Mapped, the kernel's sums over rows start anew for each; where there is no TPU, the same by XLA."""
+def test_vmap_and_leading_dimensions():
+    """Mapped, the kernel's sums over rows start anew for each. Where there is no TPU, XLA computes the same."""
     x, residual, weight, bias = arrays((3, 2, 11, 20), 2)
     config = {"block_rows": 16, "block_rows_compute": 8}
-    options = {"config": config, "backward_config": {**config, "parts": 2}, "interpret": interpret}
+    options = {"config": config, "backward_config": {**config, "parts": 2}}
 
-    def loss(function):
-        def of(x, weight, bias, residual):
-            normed, total = function(x, weight, bias, residual)
-            return jnp.sum(jnp.sin(normed)) + jnp.sum(jnp.cos(total))
+    def run(interpret):
+        def loss(x, weight, bias, residual):
+            normed, total = layernorm(x, weight, bias, residual=residual, interpret=interpret, **options)
+            return jnp.sum(normed * normed * total)
 
-        return jax.jit(jax.vmap(jax.grad(of, argnums=(0, 1, 2, 3)), in_axes=(0, None, None, 0)))
+        gradients = jax.vmap(jax.value_and_grad(loss, argnums=(0, 1, 2, 3)), in_axes=(0, None, None, 0))
+        return jax.tree.leaves(jax.jit(gradients)(x, weight, bias, residual))
 
-    def plain(x, weight, bias, residual):
-        total = x + residual
-        rows, sums = norm_reference(total.reshape(-1, 20), (weight, bias), kind="layernorm", eps=1e-6)[0], total
-        return rows.reshape(x.shape), sums
-
-    ours = loss(lambda x, weight, bias, residual: layernorm(x, weight, bias, residual=residual, **options))
-    for got, want in zip(ours(x, weight, bias, residual), loss(plain)(x, weight, bias, residual), strict=True):
-        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+    for got, want in zip(run(True), run(False), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
 
 
 def test_a_float32_weight_of_bfloat16_rows_keeps_its_dtype():
@@ -169,6 +163,7 @@ WRONG = {
 SLOW = {
     "mean of the gradient kept",
     "mask one less",
+    "edge's tile skipped",
     "first two blocks",
     "eps missing, backward",
     "mean kept, backward",
@@ -205,13 +200,13 @@ def instance(kernel, problem, config):
 @pytest.mark.parametrize(
     ("name", "problem", "config"),
     [
-        ("rmsnorm", RESIDUAL, {"unroll": 2}),
+        pytest.param("rmsnorm", RESIDUAL, {"unroll": 2}, marks=pytest.mark.slow),
         pytest.param("rmsnorm", {"dtype": "bfloat16"}, {"block_rows_compute": 16}, marks=pytest.mark.slow),
         pytest.param("rmsnorm_bwd", {"rows": 401, **RESIDUAL}, {}, marks=pytest.mark.slow),
         pytest.param("rmsnorm_bwd", {"rows": 48}, PARTS, marks=pytest.mark.slow),
-        pytest.param("layernorm", {}, {}, marks=pytest.mark.slow),
-        ("layernorm_bwd", {"dtype": "bfloat16", "rows": 401}, {"block_rows_compute": 16, **PARTS}),
-        pytest.param("layernorm_bwd", {"d": 1}, {}, marks=pytest.mark.slow),
+        ("layernorm", RESIDUAL, {"unroll": 2}),
+        ("layernorm_bwd", {"dtype": "bfloat16", "rows": 33}, {"block_rows_compute": 16, **PARTS}),
+        pytest.param("layernorm_bwd", {"d": 130}, {}, marks=pytest.mark.slow),
     ],
 )
 def test_right_kernels_pass(name, problem, config):

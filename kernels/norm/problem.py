@@ -42,9 +42,10 @@ RMSNORM_PROBLEMS: dict[str, NormProblem] = {
     "deepseek-v3": NormProblem(rows=8192, d=7168),
 }
 LAYERNORM_PROBLEMS: dict[str, NormProblem] = {
-    "gpt2-xl": NormProblem(rows=8192, d=1600),
-    "gpt2-xl-residual": NormProblem(rows=8192, d=1600, residual=True),
+    "gpt2-large": NormProblem(rows=8192, d=1280),
+    "gpt2-large-residual": NormProblem(rows=8192, d=1280, residual=True),
     "gpt2": NormProblem(rows=8192, d=768),
+    "gpt2-xl": NormProblem(rows=8192, d=1600),
     "vit-b-16": NormProblem(rows=128 * 197, d=768),
     "vit-l-16": NormProblem(rows=128 * 197, d=1024),
     "vit-h-14": NormProblem(rows=64 * 257, d=1280),
