@@ -42,6 +42,10 @@ class ArraySpec:
     dtype: str
     example: np.ndarray | None = dataclasses.field(default=None, compare=False, repr=False)
 
+    def __post_init__(self) -> None:
+        if self.example is not None and (self.example.shape, str(self.example.dtype)) != (self.shape, self.dtype):
+            raise ValueError(f"the example must be {self.dtype}{list(self.shape)}, not {self.example.dtype}")
+
     @property
     def nbytes(self) -> int:
         return math.prod(self.shape) * DTYPE_BYTES[self.dtype]

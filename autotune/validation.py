@@ -114,22 +114,49 @@ def _validate_one(kernel: Kernel, problem: Any, config: Config, seed: int) -> Va
             inputs = kernel.make_inputs(problem, seed)
             lowered = jax.jit(kernel.bind(problem, config, interpret=interpret)).lower(*inputs)
             phase = Status.RUNTIME_ERROR
-            got = _to_numpy(lowered.compile()(*inputs))
+            got = jax.tree.leaves(lowered.compile()(*inputs))
             want = _reference(kernel, problem, inputs)
+            shapes = jax.tree.leaves(jax.eval_shape(kernel.reference(problem), *inputs))
         except Exception as error:
             pltpu.reset_tpu_interpret_mode_state()  # A run that stopped half way leaves its memory behind.
             return Validation(phase, message=f"{problem}: {_text(error)}")
-    return compare(got, want, TOLERANCES[str(inputs[0].dtype)], str(problem))
+    if len(got) != len(want):
+        return Validation(Status.WRONG_RESULT, message=f"{problem}: {len(got)} results, not {len(want)}")
+    verdicts = []
+    for number, (array, right, shape) in enumerate(zip(got, want, shapes, strict=True)):
+        where = str(problem) if len(got) == 1 else f"{problem}: result {number}"
+        if array.dtype != shape.dtype:
+            return Validation(Status.WRONG_RESULT, message=f"{where} is {array.dtype}, not {shape.dtype}")
+        tolerance = max((TOLERANCES[name] for name in _dtypes([*inputs, array])), key=lambda one: one.rel)
+        verdicts.append(compare(_to_numpy(array), right, tolerance, where))
+    return _worst(verdicts)
 
 
-def _reference(kernel: Kernel, problem: Any, inputs: tuple[Any, ...]) -> np.ndarray:
-    """The reference on the same values, computed in float32 throughout."""
+def _dtypes(arrays: list[Any]) -> set[str]:
+    """The floating ones: the coarsest of them says how exact a result can be."""
+    import jax.numpy as jnp
+
+    return {str(array.dtype) for array in arrays if jnp.issubdtype(array.dtype, jnp.floating)}
+
+
+def _worst(verdicts: list[Validation]) -> Validation:
+    """The first that failed, else all as one: of each error the largest, with the tolerance of the worst."""
+    failed = next((verdict for verdict in verdicts if not verdict.ok), None)
+    if failed is not None:
+        return failed
+    worst = max(verdicts, key=lambda verdict: (verdict.max_rel_error or 0.0) / (verdict.tolerance or 1.0))
+    element = max(verdict.max_element_error or 0.0 for verdict in verdicts)
+    return dataclasses.replace(worst, max_element_error=element)
+
+
+def _reference(kernel: Kernel, problem: Any, inputs: tuple[Any, ...]) -> list[np.ndarray]:
+    """The reference's results on the same values, computed in float32 throughout."""
     import jax
     import jax.numpy as jnp
 
     wide = [x.astype(jnp.float32) if jnp.issubdtype(x.dtype, jnp.floating) else x for x in inputs]
     with jax.default_matmul_precision("highest"):
-        return _to_numpy(jax.jit(kernel.validation_reference(problem))(*wide))
+        return [_to_numpy(array) for array in jax.tree.leaves(jax.jit(kernel.validation_reference(problem))(*wide))]
 
 
 def compare(got: np.ndarray, want: np.ndarray, tolerance: Tolerance, where: str) -> Validation:

@@ -4,8 +4,8 @@
     python benchmarks/prediction_cost.py attention v6e
 
 Two processes take turns on configs spread over the kernel's space: one only lowers and compiles, the other
-compiles with the dumps that a prediction needs, reads them and plays the schedule. The play itself is timed
-apart, and the whole is predicted twice to show that it gives the same figure.
+compiles with the dumps that a prediction needs, reads them and plays the schedule. What comes after the
+compile is timed apart, and each config is predicted twice to show that it gives the same figure.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ def child(kernel_name: str, problem_text: str, target: str, predicting: bool) ->
             outcome = toolchain.compile_for(
                 function, kernel.arguments(problem), chip, roofline_ms=0.0, analytic_ms=float("inf")
             )
-            answer = {"time_ms": outcome.time_ms, "status": outcome.status.value, "compile_s": outcome.compile_s}
+            source = outcome.source.value if outcome.source else None
+            answer = {"time_ms": outcome.time_ms, "status": source, "compile_s": outcome.compile_s}
         else:
             try:
                 jax.jit(function).lower(*specs).compile()
@@ -64,6 +65,7 @@ class Child:
         environment = {**os.environ, **worker_environment()}
         if not predicting:
             environment["LIBTPU_INIT_ARGS"] = os.environ.get("LIBTPU_INIT_ARGS", "")
+        self._folder = tempfile.TemporaryDirectory()
         self._process = subprocess.Popen(
             [sys.executable, __file__, *arguments, "--child", "predict" if predicting else "compile"],
             stdin=subprocess.PIPE,
@@ -71,7 +73,7 @@ class Child:
             stderr=subprocess.DEVNULL,
             text=True,
             env=environment,
-            cwd=tempfile.mkdtemp(),
+            cwd=self._folder.name,
         )
 
     def ask(self, config: dict[str, Any]) -> dict[str, Any]:
@@ -79,11 +81,15 @@ class Child:
         assert self._process.stdout
         self._process.stdin.write(json.dumps(config) + "\n")
         self._process.stdin.flush()
-        return json.loads(self._process.stdout.readline())
+        line = self._process.stdout.readline()
+        if not line:
+            raise SystemExit(f"the process that compiles died with {self._process.wait()} on {config}")
+        return json.loads(line)
 
     def close(self) -> None:
         self._process.kill()
         self._process.wait()
+        self._folder.cleanup()
 
 
 def main() -> int:
@@ -104,21 +110,23 @@ def main() -> int:
     chosen = ranked[:: max(1, len(ranked) // (2 * arguments.configs))][: arguments.configs]  # the faster half
     passed = [arguments.kernel, arguments.target, "--problem", arguments.problem]
     plain, predicting = Child(passed, predicting=False), Child(passed, predicting=True)
-    ratios, differing = [], 0
+    ratios, differing, left_out = [], 0, 0
     print(f"{arguments.kernel} {problem} on {chip.name}")
-    print(f"{'compile s':>10} {'predict s':>10} {'ratio':>6} {'predicted ms':>13}  config")
+    print(f"{'compile s':>10} {'predict s':>10} {'play s':>7} {'ratio':>6} {'predicted ms':>13}  config")
     for number, config in enumerate(chosen):
         pair = {}
         for one in (plain, predicting) if number % 2 else (predicting, plain):
             pair[one] = one.ask(config)
-        if pair[plain]["status"] != "ok":
-            continue  # a refusal costs both the same
+        if pair[plain]["status"] != "ok" or pair[predicting]["status"] != "schedule":
+            left_out += 1  # a refusal costs both the same
+            continue
+        play_s = pair[predicting]["seconds"] - pair[predicting]["compile_s"]
         again = predicting.ask(config)
         differing += again["time_ms"] != pair[predicting]["time_ms"]
         ratios.append(pair[predicting]["seconds"] / pair[plain]["seconds"])
         text = ",".join(f"{name}={value}" for name, value in config.items())
         print(
-            f"{pair[plain]['seconds']:10.2f} {pair[predicting]['seconds']:10.2f} {ratios[-1]:6.2f} "
+            f"{pair[plain]['seconds']:10.2f} {pair[predicting]['seconds']:10.2f} {play_s:7.2f} {ratios[-1]:6.2f} "
             f"{pair[predicting]['time_ms']:13.4f}  {text}",
             flush=True,
         )

@@ -56,13 +56,13 @@ class AttentionKernel(Kernel):
             Param("block_kv", block_kv, "keys fetched per grid step"),
             Param(
                 "block_q_compute",
-                _parts(block_q, rows),
+                tile_sides(block_q, rows),
                 "queries per tile of scores",
                 default=lambda config: model.tile_part(config["block_q"], rows, LARGEST_TILE),
             ),
             Param(
                 "block_kv_compute",
-                _parts(block_kv, LANES),
+                tile_sides(block_kv, LANES),
                 "keys per tile of scores",
                 default=lambda config: model.tile_part(config["block_kv"], LANES, LARGEST_TILE),
             ),
@@ -73,8 +73,8 @@ class AttentionKernel(Kernel):
         constraints = [
             block_constraint("block_q", "q_len", problem.q_len, rows),
             block_constraint("block_kv", "kv_len", problem.kv_len, LANES),
-            *_part_constraints("block_q", rows),
-            *_part_constraints("block_kv", LANES),
+            *part_constraints("block_q", rows),
+            *part_constraints("block_kv", LANES),
             Constraint("unroll must be between 1 and 8", lambda config: 1 <= config["unroll"] <= 8),
             Constraint(
                 f"unroll x block_q_compute x block_kv_compute must be at most {LARGEST_CODE} scores: the compiler "
@@ -183,14 +183,15 @@ def _shrunk(problem: AttentionProblem, block_q: int, block_kv: int, most: int) -
     return problem.replace({"q_len": q_len, "kv_len": kv_len})
 
 
-def _parts(blocks: tuple[int, ...], align: int) -> tuple[int, ...]:
+def tile_sides(blocks: tuple[int, ...], align: int) -> tuple[int, ...]:
     """Tile sides: aligned parts of the blocks. Which of them divides which block, a constraint says."""
     divisors = (aligned_divisors(block, align, smallest=LANES) for block in blocks)
     parts = {part for found in divisors for part in found if part <= LARGEST_TILE}
     return tuple(sorted({*spread(parts, MANY_PARTS), *(model.tile_part(b, align, LARGEST_TILE) for b in blocks)}))
 
 
-def _part_constraints(block: str, align: int) -> list[Constraint]:
+def part_constraints(block: str, align: int) -> list[Constraint]:
+    """What the side of a tile must be."""
     part = f"{block}_compute"
     return [
         Constraint(

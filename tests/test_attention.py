@@ -129,8 +129,8 @@ def test_the_loops_take_each_tile_that_is_seen_and_mask_each_that_is_cut(q_len, 
     query, key = np.arange(q_len)[:, None], np.arange(kv_len)[None, :]
     seen = (key <= query + more) if causal else np.ones((q_len, kv_len), bool)
     for i, j in np.ndindex(blocks.q_blocks, blocks.kv_blocks):
-        for r in range(int(flash._rows(blocks, i))):
-            clear, end = (int(n) for n in flash._visible(blocks, i, j, r * tile_q))
+        for r in range(int(flash.tile_rows(blocks, i))):
+            clear, end = (int(n) for n in flash.visible(blocks, i, j, r * tile_q))
             rows = slice(i * block_q + r * tile_q, min(q_len, i * block_q + (r + 1) * tile_q))
             for c in range(blocks.column_tiles):
                 start = j * block_kv + c * tile_kv

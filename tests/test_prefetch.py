@@ -10,6 +10,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from autotune.engines.compiler.prefetch import steered_calls
+from autotune.kernel import ArraySpec
 
 X = jax.ShapeDtypeStruct((64, 128), jnp.float32)
 SIZES = jax.ShapeDtypeStruct((4,), jnp.int32)
@@ -91,6 +92,42 @@ def test_a_loop_that_changes_the_table_leaves_it_unknown():
         return jax.lax.scan(step, (jnp.arange(4, dtype=jnp.int32), x[:32]), length=3)[0]
 
     assert found(function, [X]) == [{}]
+
+
+def test_a_loop_is_not_one_pass_of_its_body():
+    def count(n, table):
+        return jax.lax.while_loop(lambda c: c[0] < n, lambda c: (c[0] + 1, c[1] + 1), (0, table))[1]
+
+    (steering,) = found(lambda x: kernel(count(3, jnp.zeros(4, jnp.int32)), x), [X])
+    np.testing.assert_array_equal(steering[0], [3, 3, 3, 3])
+    n = jax.ShapeDtypeStruct((), jnp.int32)
+    assert found(lambda n, x: kernel(count(n, jnp.zeros(4, jnp.int32)), x), [n, X]) == [{}]
+    looped = jax.ShapeDtypeStruct((32, 128), jnp.float32)
+
+    def carried(n, x):
+        step = lambda i, c: (c[0] + 1, kernel(c[0], c[1]))  # noqa: E731
+        return jax.lax.fori_loop(0, n, step, (jnp.zeros(4, jnp.int32), x))[1]
+
+    assert found(carried, [n, looped]) == [{}]
+
+
+def test_state_and_callbacks_leave_it_unknown():
+    def stateful(x):
+        ref = jax.new_ref(jnp.zeros(4, jnp.int32))
+        ref[...] = x[0, :4].astype(jnp.int32)
+        return kernel(ref[...], x)
+
+    def called_back(x):
+        return kernel(jax.pure_callback(lambda: np.ones(4, np.int32), jax.ShapeDtypeStruct((4,), jnp.int32)), x)
+
+    assert found(called_back, [X]) == [{}]
+    if hasattr(jax, "new_ref"):
+        assert found(stateful, [X]) == [{}]
+
+
+def test_an_example_must_fit_its_argument():
+    with pytest.raises(ValueError, match="example must be"):
+        ArraySpec((4,), "int32", example=np.zeros(4, np.int8))
 
 
 def test_programs_without_such_kernels_cost_nothing():

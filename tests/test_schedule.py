@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from autotune.engines.compiler.schedule.bundles import Instruction, parse_bundles
 from autotune.engines.compiler.schedule.core import Core
+from autotune.engines.compiler.schedule.hlo import signatures
 from autotune.engines.compiler.schedule.memory import Memory, TransferTiming
 from autotune.engines.compiler.schedule.program import NOTHING_KNOWN, Program
 from autotune.engines.compiler.schedule.scalar import HELPERS, Unknown, UnresolvedError, expression
@@ -32,10 +33,20 @@ LOOP = """
 """
 
 
-def play(text: str, core: Core = CORE, index: int = 0, operands: Operands = NOTHING_KNOWN, strict=True) -> float:
-    memory = Memory(
-        TransferTiming(granule_bytes=32, pipe=0.5, write=2.0, row=3.0, read_latency=100.0, write_latency=50.0)
-    )
+def new_memory(cores: int = 2, foreign: bool = True) -> Memory:
+    timing = TransferTiming(granule_bytes=32, pipe=0.5, write=2.0, row=3.0, read_latency=100.0, write_latency=50.0)
+    return Memory(timing, cores=cores, foreign=foreign)
+
+
+def play(
+    text: str,
+    core: Core = CORE,
+    index: int = 0,
+    operands: Operands = NOTHING_KNOWN,
+    strict: bool = True,
+    memory: Memory | None = None,
+) -> float:
+    memory = memory or new_memory()
     program = Program(parse_bundles(text), core, strict=strict)
     end, _, _ = program.play(memory, index, 0.0, lambda op, start, passed: start, operands)
     return end
@@ -53,6 +64,7 @@ def test_arithmetic_is_that_of_32_bit_registers(a, b):
     with np.errstate(over="ignore"):
         expected = {
             "smul.u32": int((ua * ub).astype(np.int32)),
+            "smulhi.u32": ((a % 2**32) * (b % 2**32) >> 32 ^ 2**31) - 2**31,
             "sand.u32": a & b,
             "sor.u32": a | b,
             "sxor.u32": a ^ b,
@@ -153,6 +165,7 @@ def test_what_is_stored_in_scalar_memory_is_loaded_again():
         "%60 = sst [smem:[#allocation9]] %s99_s1",  # an unknown value
         "%60 = sst [smem:[%s99_s1]] 7",  # somewhere
         "%60 = sst [smem:[#allocation9]] (%p99_p1), 7",  # perhaps
+        "%60 = sst [smem:[#allocation9]] (!%p99_p1), 7",  # perhaps not
     ],
 )
 def test_scalar_memory_forgets_what_an_unknown_store_may_have_changed(store):
@@ -171,9 +184,9 @@ PREFETCH = (
 
 
 def test_an_array_that_steers_the_kernel_is_read_where_it_was_brought():
-    words = tuple(range(256))
+    words = tuple(range(300, 556))
     text = counted("#allocation9 + $0x80", PREFETCH.format(granules=32))
-    assert play(text, operands=Operands({1: words})) == play(LOOP.format(trips=0x80))
+    assert play(text, operands=Operands({1: words})) == play(LOOP.format(trips=300 + 0x80))
     for operands in (Operands({0: words}), Operands({}), NOTHING_KNOWN):
         with pytest.raises(UnresolvedError, match="only a run would load"):
             play(text, operands=operands)
@@ -187,7 +200,7 @@ def test_a_scalar_operand_is_known_or_unknown_but_never_zero():
         "%s10_s0 = smov 0  ;;  %s30_s4 = inlined_call_operand.<no memory space> "
         "[shape: s32[], index: 3, kind: input, shape index: {}] /* operand 3 */",
     )
-    assert play(text, operands=Operands(scalars={3: 25})) == play(LOOP.format(trips=25))
+    assert play(text, operands=Operands(scalars={3: 250})) == play(LOOP.format(trips=250))
     with pytest.raises(UnresolvedError, match="only a run would load"):
         play(text)
 
@@ -195,10 +208,11 @@ def test_a_scalar_operand_is_known_or_unknown_but_never_zero():
 def test_a_selection_by_an_unknown_value_only_matters_where_it_decides():
     unknown = "%s30_s4 = sld [smem:[#allocation9]]  ;;  %p31_p4 = scmp.eq.s32.totalorder %s30_s4, 0  ;;  "
     chosen = "%s32_s5 = smov (%p31_p4, %s30_s4), 8  ;;  %s33_s5 = scalar_select %p31_p4, 1, 2"
-    text = LOOP.format(trips=4).replace("%s10_s0 = smov 0 /* trip */", f"%s10_s0 = smov 0  ;;  {unknown}{chosen}")
-    assert play(text) == play(LOOP.format(trips=4))
-    with pytest.raises(UnresolvedError, match="only a run would load"):
-        play(text.replace("%s12_s0, 4 ", "%s33_s5, 4 "))
+    text = LOOP.format(trips=400).replace("%s10_s0 = smov 0 /* trip */", f"%s10_s0 = smov 0  ;;  {unknown}{chosen}")
+    assert play(text) == play(LOOP.format(trips=400))
+    for name in ("s32", "s33"):
+        with pytest.raises(UnresolvedError, match="only a run would load"):
+            play(text.replace("%s12_s0, 400 ", f"%{name}_s5, 400 "))
 
 
 def test_a_branch_to_a_region_that_no_bundle_names_ends_the_op():
@@ -215,26 +229,47 @@ def test_a_branch_to_a_region_that_no_bundle_names_ends_the_op():
 def test_a_wait_for_a_sparse_core_is_counted_and_costs_nothing():
     waiting = "%s40_s1 = sld [smem:[#allocation1]]  ;;  %41 = dma.done.wait %s40_s1, 1 /* sparse-core-wait */  ;;  "
     text = LOOP.format(trips=1).replace("0x7   :  { ", f"0x7   :  {{ {waiting}")
-    assert play(text) == play(LOOP.format(trips=1))
+    memory = new_memory()
+    assert play(text, memory=memory) == play(LOOP.format(trips=1))
+    assert memory.foreign_waits == 1
 
 
-def test_a_read_that_one_core_sends_to_all_reaches_each():
+@pytest.mark.parametrize("sender", ["0", "1"])
+def test_a_read_that_one_core_sends_to_all_reaches_each(sender):
     flag = (
-        "%s50_s1 = sld [smem:[#allocation0]] /* core id */  ;;  %p51_p1 = scmp.eq.s32.totalorder %s50_s1, 0  ;;  "
+        "%s50_s1 = sld [smem:[#allocation0]] /* core id */  ;;  %p51_p1 = scmp.eq.s32.totalorder %s50_s1, SENDER  ;;  "
         "%s52_s2 = scalar_lea.sflag [#allocation3], 0  ;;  %s53_s2 = sor.u32 24576, %s52_s2  ;;  "
         "%s54_s2 = sshll.u32 %s53_s2, 16  ;;  %s55_s2 = sor.u32 %s54_s2, %s52_s2  ;;  "
     )
     text = LOOP.format(trips=1).replace("%s10_s0 = smov 0 /* trip */", f"{flag}%s10_s0 = smov 0")
     text = text.replace("[thread:$0]", "[thread:$0] (%p51_p1),").replace("%s8_s2, [#allocation3]", "%s8_s2, %s55_s2")
+    text = text.replace("SENDER", sender)
+    if sender != "0":
+        with pytest.raises(UnresolvedError, match="several cores"):
+            play(text)
+        return
     # 1000 granules are 500 cycles of the HBM, half of which each of the two bears.
     assert play(text, index=0) == play(text, index=1) == 1 + 250 + 100 + 2
+    assert play(text, memory=new_memory(cores=1)) == 1 + 500 + 100 + 2
 
 
 def test_at_the_top_level_a_signal_of_one_may_come_from_another_core():
     waiting = LOOP.format(trips=1).replace("[#allocation3], 1000", "[#allocation4], 1")
-    assert play(waiting, strict=False) < play(LOOP.format(trips=1))
-    with pytest.raises(UnresolvedError, match="never started"):
-        play(waiting)
+    memory = new_memory()
+    assert play(waiting, strict=False, memory=memory) < play(LOOP.format(trips=1))
+    assert memory.foreign_waits == 1
+    large, own = (
+        waiting.replace("allocation4], 1 ", "allocation4], 5 "),
+        waiting.replace("allocation4]", "allocation3]"),
+    )
+    for text, options in (
+        (waiting, {}),  # within an op
+        (waiting, {"strict": False, "memory": new_memory(foreign=False)}),  # a chip that has no such cores
+        (large, {"strict": False}),  # no signal, but a transfer
+        (own.replace("1000", "0"), {"strict": False}),  # a semaphore of this core's transfers
+    ):
+        with pytest.raises(UnresolvedError, match="never started"):
+            play(text, **options)
 
 
 DTYPES = st.sampled_from(["int8", "int16", "int32"])
@@ -246,7 +281,7 @@ def test_words_of_a_tiled_array_lie_where_the_device_has_them(rows, columns, dty
     pack = 4 // np.dtype(dtype).itemsize
     layout = "{1,0:T(8,128)" + (f"({pack},1)" if pack > 1 else "") + "S(1)}"
     array = np.arange(rows * columns).reshape(rows, columns).astype(dtype)
-    words = np.array(device_words(array, layout), np.int32).view(dtype)
+    words = np.array([word or 0 for word in device_words(array, layout)], np.int32).view(dtype)
     across = -(-columns // 128)
     for row, column in {(0, 0), (rows - 1, columns - 1), (rows // 2, columns // 3)}:
         tile = (row // 8) * across + column // 128
@@ -257,26 +292,56 @@ def test_words_of_a_tiled_array_lie_where_the_device_has_them(rows, columns, dty
 @given(st.integers(1, 600))
 def test_words_of_a_vector_lie_in_order(length):
     array = np.arange(length, dtype=np.int32)
-    assert device_words(array, "{0:T(256)}")[:length] == tuple(range(length))
-    assert len(device_words(array, "{0:T(256)}")) % 256 == 0
+    words = device_words(array, "{0:T(256)}")
+    assert len(words) % 256 == 0
+    assert words == (*range(length), *[None] * (len(words) - length))  # padding is unknown, not zero
 
 
-def test_values_reach_the_call_they_belong_to():
-    call = '%{name} = f32[8,128]{{1,0}} custom-call(%sizes.{n}, %x.1), custom_call_target="tpu_custom_call", other'
-    hlo = "\n".join(
-        [
-            "  %x.1 = f32[8,128]{1,0:T(8,128)} parameter(0)",
-            *(f"  %sizes.{n} = s32[3]{{0:T(128)}} copy(%sizes.0)" for n in (1, 2)),
-            *(f"  {call.format(name=f'gmm.{n}', n=n)}" for n in (1, 2)),
-        ]
-    )
-    first, second = (PallasCall(((3,), (8, 128)), {0: np.array(sizes, np.int32)}) for sizes in ([1, 2, 3], [4, 5, 6]))
-    known = known_operands(hlo, [first, second])
-    assert known["gmm.1"].arrays[0][:3] == (1, 2, 3)
-    assert known["gmm.2"].arrays[0][:3] == (4, 5, 6)
-    assert known_operands(hlo, [first, second, second]) == {}  # which is which?
-    assert known_operands(hlo, [first, first, first]).keys() == {"gmm.1", "gmm.2"}
-    assert known_operands(hlo, [PallasCall(((4,), (8, 128)), {0: np.zeros(4, np.int32)})]) == {}
+CALL = '%{name} = f32[8,128]{{1,0}} custom-call(%sizes.{n}, %x.1), custom_call_target="tpu_custom_call", other'
+HLO = "\n".join(
+    [
+        "  %x.1 = f32[8,128]{1,0:T(8,128)} parameter(0)",
+        *(f"  %sizes.{n} = s32[3]{{0:T(128)}} copy(%sizes.0)" for n in (1, 2)),
+        *(f"  {CALL.format(name=f'gmm.{n}', n=n)}" for n in (2, 1)),
+    ]
+)
+
+
+def call(sizes: list[int] | None, dtype: str = "int32", length: int = 3) -> PallasCall:
+    steering = {} if sizes is None else {0: np.array(sizes, dtype)}
+    return PallasCall((((length,), dtype), ((8, 128), "float32")), steering)
+
+
+def test_values_are_used_where_all_calls_of_that_shape_agree():
+    for calls in ([call([1, 2, 3])], [call([1, 2, 3])] * 2, [call([1, 2, 3]), call([1, 2, 3, 4], length=4)]):
+        known = known_operands(HLO, calls)
+        assert known.keys() == {"gmm.1", "gmm.2"}
+        assert all(operands.arrays[0][:4] == (1, 2, 3, None) for operands in known.values())
+
+
+@pytest.mark.parametrize(
+    "calls",
+    [
+        [call([1, 2, 3]), call([4, 5, 6])],  # which is which, no order tells
+        [call([1, 2, 3]), call(None)],  # the other one's are not known
+        [call([1, 2, 3, 4], length=4)],  # of another shape
+        [],
+    ],
+)
+def test_values_are_not_used_where_the_call_is_not_certain(calls):
+    assert not any(operands.arrays for operands in known_operands(HLO, calls).values())
+
+
+@pytest.mark.parametrize(
+    ("element", "dtype", "words"),
+    [("s32", "bool", (1, 0, 1)), ("pred", "bool", None), ("s4", "int4", None), ("s8", "int32", None)],
+)
+def test_values_of_another_width_than_the_devices_are_not_used(element, dtype, words):
+    jax_dtypes = pytest.importorskip("ml_dtypes")
+    array = np.array([1, 0, 1]).astype(jax_dtypes.int4 if dtype == "int4" else dtype)
+    one = PallasCall((((3,), dtype), ((8, 128), "float32")), {0: array})
+    arrays = known_operands(HLO.replace("s32[3]", f"{element}[3]"), [one])["gmm.1"].arrays
+    assert (arrays[0][:3] if arrays else None) == words
 
 
 def test_a_branch_on_loaded_data_is_refused_not_guessed():
@@ -284,6 +349,22 @@ def test_a_branch_on_loaded_data_is_refused_not_guessed():
     text = text.replace("%s10_s0 = smov 0 /* trip */", "%s10_s0 = smov 0  ;;  %s30_s4 = sld [smem:[#allocation9]]")
     with pytest.raises(UnresolvedError, match="only a run would load"):
         play(text)
+
+
+def test_a_value_from_the_vector_unit_is_unknown():
+    text = LOOP.format(trips=4).replace("%s10_s0 = smov 0 /* trip */", "%s10_s0 = smov 0  ;;  %s30_s4 = vpop.sfrf %82")
+    assert play(text) == play(LOOP.format(trips=4))
+    with pytest.raises(UnresolvedError, match=r"vpop\.sfrf"):
+        play(text.replace("%s12_s0, 4 ", "%s30_s4, 4 "))
+
+
+def test_equal_looking_kernels_share_no_listing():
+    line = '%k.{n} = f32[8]{{0}} custom-call(%x), custom_call_target="tpu_custom_call"'
+    body = ', backend_config={{"custom_call_config":{{"body":"{text}"}}}}'
+    one, same, other = ((line + body).format(n=n, text=text) for n, text in ((1, "AAA"), (2, "AAA"), (3, "BBB")))
+    texts = signatures("\n".join(["%x = f32[8]{0} parameter(0)", one, same, other, line.format(n=4), line.format(n=5)]))
+    assert texts["k.1"] == texts["k.2"] != texts["k.3"]
+    assert texts["k.4"] != texts["k.5"]  # without their bodies nothing says that they are equal
 
 
 def test_an_instruction_not_known_here_is_named():

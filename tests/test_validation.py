@@ -127,7 +127,12 @@ WRONG_ATTENTIONS = {
     "unroll's rest skipped": ("if unroll > 1:", "if False:", {}, UNROLL),
     "unroll's rest skipped, full": ("if unroll > 1:", "if False:", FULL, UNROLL),
     "unroll's rest twice": ("fori_loop(groups * unroll, clear,", "fori_loop(groups * unroll - 1, clear,", {}, UNROLL),
-    "one row tile short": ("fori_loop(0, _rows(blocks, i), row", "fori_loop(0, _rows(blocks, i) - 1, row", {}, {}),
+    "one row tile short": (
+        "fori_loop(0, tile_rows(blocks, i), row",
+        "fori_loop(0, tile_rows(blocks, i) - 1, row",
+        {},
+        {},
+    ),
     "edge's row tile skipped": ("left + blocks.block_q_compute - 1", "left", {}, {}),
     "row sum's column": ("acc[:, head_dim : head_dim + 1]", "acc[:, head_dim - 1 : head_dim]", {}, {"row_sum": "mxu"}),
     "row sum not cleared": ("sums[...] = jnp.zeros_like(sums)", "sums[...] = sums[...]", {}, {}),

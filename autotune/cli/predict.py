@@ -101,6 +101,8 @@ def _show(task: Task, rows: Sequence[Row], outcomes: Sequence[Outcome]) -> None:
     out.print(table)
     for reason in dict.fromkeys(f"{o.status.value}: {o.message}" for o in outcomes if not o.ok and o.message):
         out.print(reason.strip().splitlines()[0], soft_wrap=True)
+    for note in dict.fromkeys(outcome.message for outcome in outcomes if outcome.ok and outcome.message):
+        out.print(note.strip().splitlines()[0], soft_wrap=True)
     for source in dict.fromkeys(outcome.source for outcome in outcomes if outcome.ok):
         out.print(f"Times are {render.provenance(source, task.chip.name)}.")
 

@@ -142,6 +142,50 @@ def heuristic_config(problem: AttentionProblem) -> dict[str, Any]:
     }
 
 
+def backward_cost(problem: AttentionProblem, *, products: int, written: int) -> Cost:
+    """The roofline of a backward kernel: so many matmuls over the scores that the mask leaves.
+
+    Args:
+        products: Matmuls; the forward pass has two.
+        written: Arrays of gradients that it writes, of q's or of k's shape: 1 of q's, or 2 of k's.
+    """
+    forward = cost(problem)
+    queries = problem.batch * problem.heads * problem.q_len
+    keys = problem.batch * problem.kv_heads * problem.kv_len
+    item, dim = DTYPE_BYTES[problem.dtype], problem.head_dim
+    read = (2 * queries + 2 * keys) * dim * item + 2 * 4 * queries
+    return Cost(
+        forward.flops * products / 2, read + written * (queries if written == 1 else keys) * dim * item, forward.dtype
+    )
+
+
+def backward_estimate_ms(problem: AttentionProblem, config: Config, chip: Chip, *, products: int) -> float:
+    """Time of a backward kernel in milliseconds: of the forward one with these blocks, by the number of matmuls."""
+    return estimate_ms(problem, config, chip) * products / 2
+
+
+def backward_vmem_lower_bound(problem: AttentionProblem, config: Config) -> int:
+    """Bytes of VMEM that a backward kernel's blocks cannot do without: two buffers of each, and the float32 sums."""
+    block_q, block_kv, dim = config["block_q"], config["block_kv"], problem.head_dim
+    item = DTYPE_BYTES[problem.dtype]
+    return 2 * 2 * (block_q + block_kv) * dim * item + 4 * min(block_q, block_kv) * dim
+
+
+def backward_heuristic_config(problem: AttentionProblem) -> dict[str, Any]:
+    """A good start on every chip for both backward kernels: as `heuristic_config`, in blocks half as long.
+
+    Queries lie along the lanes there, so that their blocks and tiles are multiples of 128, or all of them.
+    """
+    wide = cdiv(problem.head_dim, LANES) * DTYPE_BYTES[problem.dtype] // 2
+    block_q, block_kv = (_block(length, LANES, 1024 // wide) for length in (problem.q_len, problem.kv_len))
+    return {
+        "block_q": block_q,
+        "block_kv": block_kv,
+        "block_q_compute": tile_part(block_q, LANES, TILE),
+        "block_kv_compute": tile_part(block_kv, LANES, TILE),
+    }
+
+
 def tile_part(block: int, align: int, cap: int) -> int:
     """The largest aligned part up to `cap` that divides `block`; the whole of a block that has none."""
     return max((part for part in aligned_divisors(block, align) if part <= cap), default=block)

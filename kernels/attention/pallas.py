@@ -42,8 +42,9 @@ def attention_pallas(
     unroll: int = 1,
     row_sum: str = "vpu",
     vmem_limit_mib: int | None = None,
+    save_lse: bool = False,
     interpret: Any = False,
-) -> jax.Array:
+) -> jax.Array | tuple[jax.Array, jax.Array]:
     """Softmax attention; lengths need not be multiples of the blocks.
 
     Args:
@@ -58,10 +59,12 @@ def attention_pallas(
         unroll: Unmasked tiles in one pass of the loop over keys.
         row_sum: What sums the softmax's denominators: "vpu", or "mxu" by a column of ones beside v.
         vmem_limit_mib: VMEM the compiler may use for the kernel, MiB; None is its default.
+        save_lse: Whether to return what the backward pass needs as well.
         interpret: Passed to `pallas_call`.
 
     Returns:
-        ``[batch, heads, q_len, head_dim]`` in q's dtype; the softmax and the sums are float32.
+        ``[batch, heads, q_len, head_dim]`` in q's dtype; the softmax and the sums are float32. With `save_lse` also
+        ``[batch, heads, q_len]`` float32: the log-sum-exp of each query's scaled scores.
     """
     (batch, heads, q_len, head_dim), (kv_heads, kv_len) = q.shape, k.shape[1:3]
     tile = block_q_compute or block_q, block_kv_compute or block_kv
@@ -71,7 +74,7 @@ def attention_pallas(
     ones = LANES - head_dim % LANES if row_sum == "mxu" else 0
 
     def kv_index(b, h, i, j):
-        j = jnp.minimum(j, _last_kv(blocks, i))  # Above the diagonal it stays where it was: no fetch.
+        j = jnp.minimum(j, last_kv(blocks, i))  # Above the diagonal it stays where it was: no fetch.
         return b, lax.div(h, group), j, 0
 
     kv_spec = pl.BlockSpec((None, None, block_kv, head_dim), kv_index)
@@ -84,14 +87,23 @@ def attention_pallas(
     if not ones:
         scratch.append(pltpu.VMEM((block_q, LANES), jnp.float32))  # each row's sum so far, spread over the lanes
     kernel = functools.partial(
-        _attention_kernel, blocks=blocks, scale=head_dim**-0.5 * math.log2(math.e), ones=ones, unroll=unroll
+        _attention_kernel,
+        blocks=blocks,
+        scale=head_dim**-0.5 * math.log2(math.e),
+        ones=ones,
+        unroll=unroll,
+        save_lse=save_lse,
     )
-    return pl.pallas_call(
+    out_shape, out_specs = [jax.ShapeDtypeStruct(q.shape, q.dtype)], [q_spec]
+    if save_lse:  # in every lane, as a block has at least as many
+        out_shape.append(jax.ShapeDtypeStruct((*q.shape[:3], LANES), jnp.float32))
+        out_specs.append(pl.BlockSpec((None, None, block_q, LANES), q_spec.index_map))
+    out, *lse = pl.pallas_call(
         kernel,
-        out_shape=jax.ShapeDtypeStruct(q.shape, q.dtype),
+        out_shape=out_shape,
         grid=(batch, heads, blocks.q_blocks, blocks.kv_blocks),
         in_specs=[q_spec, kv_spec, kv_spec],
-        out_specs=q_spec,
+        out_specs=out_specs,
         scratch_shapes=scratch,
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("parallel", "parallel", "parallel", "arbitrary"),
@@ -100,18 +112,20 @@ def attention_pallas(
         interpret=interpret,
         name="attention",
     )(q, k, v)
+    return (out, lse[0][..., 0]) if save_lse else out
 
 
-def _last_kv(blocks: Blocks, i):
+def last_kv(blocks: Blocks, i):
     """The last kv block that q block `i` needs. (`lax.div`, as ``//`` asks Mosaic for the sign, and the chip.)"""
     last = blocks.kv_blocks - 1
     return jnp.minimum(lax.div(blocks.last_key(i), blocks.block_kv), last) if blocks.causal else last
 
 
 def _attention_kernel(
-    q_ref, k_ref, v_ref, out_ref, q_scaled, row_max, acc, *row_sum, blocks: Blocks, scale: float, ones: int, unroll: int
+    q_ref, k_ref, v_ref, out_ref, *refs, blocks: Blocks, scale: float, ones: int, unroll: int, save_lse: bool
 ) -> None:
     """One grid step: all rows of a q block against one kv block."""
+    lse_refs, (q_scaled, row_max, acc, *row_sum) = refs[:save_lse], refs[save_lse:]
     i, j = pl.program_id(2), pl.program_id(3)
     head_dim = q_scaled.shape[1]
 
@@ -126,8 +140,8 @@ def _attention_kernel(
     update = functools.partial(_update, k_ref, v_ref, (q_scaled, row_max, acc, *row_sum), blocks, ones)
 
     def row_tile(r, _) -> None:
-        first_row = _aligned(r, blocks.block_q_compute)
-        clear, seen = _visible(blocks, i, j, first_row)
+        first_row = aligned(r, blocks.block_q_compute)
+        clear, seen = visible(blocks, i, j, first_row)
 
         def several(group, _) -> None:
             for index in range(unroll):
@@ -141,16 +155,18 @@ def _attention_kernel(
             shift, valid = blocks.shift(i, j) + first_row, blocks.kv_len - j * blocks.block_kv
             lax.fori_loop(clear, seen, lambda c, _: update(first_row, c, shift=shift, valid=valid), None)
 
-    lax.fori_loop(0, _rows(blocks, i), row_tile, None)
+    lax.fori_loop(0, tile_rows(blocks, i), row_tile, None)
 
-    @pl.when(j == _last_kv(blocks, i))
+    @pl.when(j == last_kv(blocks, i))
     def _():
         sums = row_sum[0][...] if row_sum else acc[:, head_dim : head_dim + 1]
         total = jnp.sum(sums, axis=1, keepdims=True) if row_sum else sums
         out_ref[...] = (acc[:, :head_dim] / total).astype(out_ref.dtype)
+        for lse_ref in lse_refs:
+            lse_ref[...] = (row_max[...] + jnp.log2(total)) * math.log(2)
 
 
-def _rows(blocks: Blocks, i):
+def tile_rows(blocks: Blocks, i):
     """Row tiles of q block `i` that hold queries."""
     if not blocks.uneven_q:
         return blocks.row_tiles
@@ -158,7 +174,7 @@ def _rows(blocks: Blocks, i):
     return jnp.minimum(blocks.row_tiles, lax.div(left + blocks.block_q_compute - 1, blocks.block_q_compute))
 
 
-def _visible(blocks: Blocks, i, j, first_row):
+def visible(blocks: Blocks, i, j, first_row):
     """(tiles of a row of tiles that need no mask, those that are needed at all), from the left; the rest is skipped."""
     clear = seen = blocks.column_tiles
     width = blocks.block_kv_compute
@@ -173,7 +189,7 @@ def _visible(blocks: Blocks, i, j, first_row):
     return clear, seen
 
 
-def _aligned(index, size: int):
+def aligned(index, size: int):
     return pl.multiple_of(index * size, size)
 
 
@@ -188,7 +204,7 @@ def _update(k_ref, v_ref, state, blocks: Blocks, ones: int, first_row, tile, *, 
     """
     q_scaled, row_max, acc, *row_sum = state
     width = blocks.block_kv_compute
-    first_column = _aligned(tile, width)
+    first_column = aligned(tile, width)
     rows, columns = pl.ds(first_row, blocks.block_q_compute), pl.ds(first_column, width)
     masked = shift is not None
     precision = dot_precision(q_scaled.dtype)

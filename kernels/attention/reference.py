@@ -1,4 +1,4 @@
-"""Attention in plain JAX: the numerics to match, and what XLA compiles as the ``xla`` baseline."""
+"""Attention and its gradients in plain JAX: the numerics to match, and what XLA compiles as ``xla`` baselines."""
 
 from __future__ import annotations
 
@@ -25,18 +25,73 @@ def attention_reference(q: jax.Array, k: jax.Array, v: jax.Array, *, causal: boo
         ``[batch, heads, q_len, head_dim]`` in q's dtype. Scores, softmax and sums are float32; float32
         operands are multiplied in full float32, as the kernel does.
     """
-    batch, heads, q_len, head_dim = q.shape
-    kv_heads, kv_len = k.shape[1:3]
-    precision = dot_precision(q.dtype)
-    grouped = q.reshape(batch, kv_heads, heads // kv_heads, q_len, head_dim)
-    scores = jnp.einsum("bhgqd,bhkd->bhgqk", grouped, k, precision=precision, preferred_element_type=jnp.float32)
-    scores *= head_dim**-0.5
+    weights = jax.nn.softmax(_scores(q, k, causal), axis=-1).astype(v.dtype)
+    return _product("bhgqk,bhkd->bhgqd", weights, v).reshape(q.shape).astype(q.dtype)
+
+
+def attention_lse(q: jax.Array, k: jax.Array, *, causal: bool = True) -> jax.Array:
+    """The log-sum-exp of each query's scaled scores: ``[batch, heads, q_len]`` float32; see `attention_reference`."""
+    return jax.nn.logsumexp(_scores(q, k, causal), axis=-1).reshape(q.shape[:3])
+
+
+def attention_dq_reference(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    grad: jax.Array,
+    lse: jax.Array,
+    delta: jax.Array,
+    *,
+    causal: bool = True,
+) -> jax.Array:
+    """The gradient with respect to q; see `kernels.attention.backward.attention_dq_pallas`."""
+    _, change = _weights_and_change(q, k, v, grad, lse, delta, causal)
+    return _product("bhgqk,bhkd->bhgqd", change.astype(k.dtype), k).reshape(q.shape).astype(q.dtype)
+
+
+def attention_dkv_reference(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    grad: jax.Array,
+    lse: jax.Array,
+    delta: jax.Array,
+    *,
+    causal: bool = True,
+) -> tuple[jax.Array, jax.Array]:
+    """The gradients with respect to k and v; see `kernels.attention.backward.attention_dkv_pallas`."""
+    weights, change = _weights_and_change(q, k, v, grad, lse, delta, causal)
+    dk = _product("bhgqk,bhgqd->bhkd", change.astype(q.dtype), _grouped(q, k))
+    dv = _product("bhgqk,bhgqd->bhkd", weights.astype(grad.dtype), _grouped(grad, k))
+    return dk.astype(k.dtype), dv.astype(v.dtype)
+
+
+def _product(subscripts: str, x: jax.Array, y: jax.Array) -> jax.Array:
+    return jnp.einsum(subscripts, x, y, precision=dot_precision(x.dtype), preferred_element_type=jnp.float32)
+
+
+def _grouped(x: jax.Array, k: jax.Array) -> jax.Array:
+    """``[batch, heads, …]`` as ``[batch, kv_heads, heads / kv_heads, …]``."""
+    return x.reshape(x.shape[0], k.shape[1], -1, *x.shape[2:])
+
+
+def _scores(q: jax.Array, k: jax.Array, causal: bool) -> jax.Array:
+    """``[batch, kv_heads, heads / kv_heads, q_len, kv_len]`` float32, scaled; -inf where a query does not see."""
+    q_len, kv_len = q.shape[2], k.shape[2]
+    scores = _product("bhgqd,bhkd->bhgqk", _grouped(q, k), k) * q.shape[-1] ** -0.5
     if causal:
         rows, columns = jnp.arange(q_len)[:, None], jnp.arange(kv_len)[None, :]
         scores = jnp.where(columns <= rows + (kv_len - q_len), scores, -jnp.inf)
-    weights = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
-    out = jnp.einsum("bhgqk,bhkd->bhgqd", weights, v, precision=precision, preferred_element_type=jnp.float32)
-    return out.reshape(batch, heads, q_len, head_dim).astype(q.dtype)
+    return scores
+
+
+def _weights_and_change(
+    q: jax.Array, k: jax.Array, v: jax.Array, grad: jax.Array, lse: jax.Array, delta: jax.Array, causal: bool
+) -> tuple[jax.Array, jax.Array]:
+    """The softmax's weights, and the loss's gradient with respect to the unscaled scores."""
+    weights = jnp.exp(_scores(q, k, causal) - _grouped(lse, k)[..., None])
+    change = _product("bhgqd,bhkd->bhgqk", _grouped(grad, k), v) - _grouped(delta, k)[..., None]
+    return weights, weights * change * q.shape[-1] ** -0.5
 
 
 def attention_in_pieces(q: jax.Array, k: jax.Array, v: jax.Array, *, causal: bool = True) -> jax.Array:

@@ -18,31 +18,35 @@ from jax.extend import core
 from autotune.engines.compiler.schedule import PallasCall
 
 LARGEST = 1 << 22  # elements of a value worth computing: what fits the scalar memory is far smaller
-_CALLED = ("jaxpr", "call_jaxpr", "fun_jaxpr", "body_jaxpr")  # where primitives keep what they call, by parameter
+# What calls its jaxpr once, with its own operands.
+_CALLS = {
+    "jit", "pjit", "closed_call", "core_call", "remat", "remat2", "checkpoint", "custom_jvp_call", "custom_vjp_call",
+    "custom_vjp_call_jaxpr", "shard_map",
+}  # fmt: skip
 
 
 def steered_calls(jaxpr: core.ClosedJaxpr, examples: Sequence[np.ndarray | None]) -> list[PallasCall]:
-    """The program's Pallas calls that have steering operands, in program order.
+    """All of the program's Pallas calls, with what is known of their steering operands; none where no call has any.
 
     Args:
         examples: For each argument a value, where one is known.
     """
     if not _has_steering(jaxpr.jaxpr):
         return []
-    shapes: list[tuple[tuple[int, ...], ...]] = []
+    operands: list[tuple[tuple[tuple[int, ...], str], ...]] = []
 
     def evaluate() -> list[dict[int, Any]]:
         found: list[tuple[core.JaxprEqn, dict[int, Any]]] = []
         _follow(jaxpr.jaxpr, jaxpr.consts, examples, found)
-        shapes[:] = [tuple(atom.aval.shape for atom in eqn.invars) for eqn, _ in found]
+        operands[:] = [tuple((v.aval.shape, str(v.aval.dtype)) for v in eqn.invars) for eqn, _ in found]
         return [values for _, values in found]
 
     # One small program on the CPU, instead of one per primitive; the mesh of the target must not reach it.
     with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
         values = jax.jit(evaluate)()
     return [
-        PallasCall(operands, {number: np.asarray(value) for number, value in known.items()})
-        for operands, known in zip(shapes, values, strict=True)
+        PallasCall(types, {number: np.asarray(value) for number, value in known.items()})
+        for types, known in zip(operands, values, strict=True)
     ]
 
 
@@ -76,32 +80,42 @@ def _follow(jaxpr: core.Jaxpr, consts: Iterable[Any], arguments: Iterable[Any], 
     learn(jaxpr.invars, arguments)
     for eqn in jaxpr.eqns:
         inputs = [read(atom) for atom in eqn.invars]
+        called = _called(eqn)
         if eqn.primitive.name == "pallas_call":
-            if count := _steering_count(eqn):
-                found.append((eqn, {number: v for number, v in enumerate(inputs[:count]) if v is not None}))
-        elif not (called := _called(eqn)):
-            if all(value is not None for value in inputs):
-                learn(eqn.outvars, _bind(eqn, inputs))
-        elif len(called) == 1 and len(_open(called[0]).invars) == len(inputs) and eqn.primitive.name != "scan":
+            count = _steering_count(eqn)
+            found.append((eqn, {number: v for number, v in enumerate(inputs[:count]) if v is not None}))
+        elif eqn.primitive.name in _CALLS and len(called) == 1 and len(_open(called[0]).invars) == len(inputs):
             outputs = _follow(_open(called[0]), _consts(called[0]), inputs, found)
-            if len(outputs) == len(eqn.outvars):
+            if len(outputs) == len(eqn.outvars) and eqn.primitive.name != "shard_map":
                 learn(eqn.outvars, outputs)
-        elif all(value is not None for value in inputs) and not any(_has_pallas(_open(one)) for one in called):
-            learn(eqn.outvars, _bind(eqn, inputs))
-        else:  # a loop or a branch: what it carries changes, so only its constants are followed
+        elif any(_has_pallas(_open(one)) for one in called):
+            # A loop or a branch: what it carries changes, so only its constants are followed.
             for one in called:
                 _follow(_open(one), _consts(one), _loop_constants(eqn, _open(one), inputs), found)
+        elif all(value is not None for value in inputs):
+            learn(eqn.outvars, _bind(eqn, inputs))
     return [read(atom) for atom in jaxpr.outvars]
 
 
 def _bind(eqn: core.JaxprEqn, inputs: Sequence[Any]) -> Sequence[Any]:
-    outputs = eqn.primitive.bind(*inputs, **eqn.params)
+    """The results, None each where they depend on more than the operands (state, a callback, a mesh axis)."""
+    unknown = [None] * len(eqn.outvars)
+    if eqn.effects or "callback" in eqn.primitive.name:
+        return unknown
+    try:
+        outputs = eqn.primitive.bind(*inputs, **eqn.params)
+    except Exception:  # what cannot be evaluated here is not known here
+        return unknown
     return outputs if eqn.primitive.multiple_results else [outputs]
 
 
 def _called(eqn: core.JaxprEqn) -> list[Any]:
-    named = [eqn.params[name] for name in _CALLED if hasattr(eqn.params.get(name), "eqns")]
-    return [*named, *eqn.params.get("branches", ())]
+    """Every jaxpr among the parameters, conditions of loops included."""
+    found = []
+    for parameter in eqn.params.values():
+        parts = parameter if isinstance(parameter, tuple | list) else [parameter]
+        found += [part for part in parts if hasattr(part, "eqns") or hasattr(getattr(part, "jaxpr", None), "eqns")]
+    return found
 
 
 def _open(jaxpr: Any) -> core.Jaxpr:
@@ -122,8 +136,8 @@ def _has_pallas(jaxpr: core.Jaxpr) -> bool:
 def _loop_constants(eqn: core.JaxprEqn, body: core.Jaxpr, inputs: Sequence[Any]) -> list[Any]:
     """What of `inputs` each pass of the body sees unchanged, in the body's order; None for the rest."""
     if eqn.primitive.name == "scan":
-        constants = inputs[: eqn.params["num_consts"]]
-    elif eqn.primitive.name == "while":
+        constants = inputs[: _scan_constants(eqn)]
+    elif eqn.primitive.name == "while" and body is _open(eqn.params["body_jaxpr"]):
         first = eqn.params["cond_nconsts"]
         constants = inputs[first : first + eqn.params["body_nconsts"]]
     elif eqn.primitive.name == "cond":
@@ -131,3 +145,10 @@ def _loop_constants(eqn: core.JaxprEqn, body: core.Jaxpr, inputs: Sequence[Any])
     else:
         constants = []
     return [*constants, *[None] * (len(body.invars) - len(constants))][: len(body.invars)]
+
+
+def _scan_constants(eqn: core.JaxprEqn) -> int:
+    if "num_consts" in eqn.params:
+        return eqn.params["num_consts"]
+    groups = eqn.params.get("ft_in")  # jax 0.12: constants, carries and slices
+    return len(groups.unpack()[0]) if hasattr(groups, "unpack") else 0

@@ -116,6 +116,8 @@ def _parse_bundle(address: int, body: str) -> Bundle:
         if opcode.startswith("v") and not opcode.startswith("vsync"):
             if unit := _MXU.match(part):
                 mxu.append((unit[1], int(unit[2])))
+            if (match["dest"] or "v")[0] in "sp":  # a value from the vector unit, or of a semaphore
+                instructions.append(Instruction(_ssa(match["dest"]), opcode))
             continue
         instructions.append(_parse_instruction(match["dest"], opcode, match["rest"]))
     ended = tuple(int(number) for number in _REGION_END.findall(comment))

@@ -19,6 +19,7 @@ class Core:
             register (16) over the rows the array takes a cycle (1 where it is 128 wide, 2 where 256).
         cycles_per_float32_push: The same where the register holds 8 rows of 32 bits.
         granule_bytes: The unit of a DMA's size; follows from any block whose size is known.
+        sparse_cores: Whether the chip has SparseCores, for which a program may wait.
         one_write_efficiency: What a single write reaches of the nominal bandwidth; None where it has no limit
             of its own.
     """
@@ -28,6 +29,7 @@ class Core:
     cycles_per_float32_push: int
     folds_slots: bool = False
     granule_bytes: int = 32
+    sparse_cores: bool = True
     one_write_efficiency: float | None = None
 
 
@@ -35,7 +37,9 @@ class Core:
 # cross-entropy in 34 shapes and taken over by v6e. (libtpu's own walk charges them more than 4 on v6e, too.)
 CORES = {
     "v4": Core(delay_slots=1, cycles_per_push=16, cycles_per_float32_push=8, granule_bytes=512),
-    "v5e": Core(delay_slots=4, cycles_per_push=16, cycles_per_float32_push=8, one_write_efficiency=0.221),
+    "v5e": Core(
+        delay_slots=4, cycles_per_push=16, cycles_per_float32_push=8, sparse_cores=False, one_write_efficiency=0.221
+    ),
     "v5p": Core(delay_slots=4, cycles_per_push=16, cycles_per_float32_push=8),
     "v6e": Core(delay_slots=4, cycles_per_push=8, cycles_per_float32_push=5),
     "v7x": Core(delay_slots=6, cycles_per_push=8, cycles_per_float32_push=5, folds_slots=True),
@@ -64,5 +68,7 @@ def new_memory(chip: Chip) -> Memory:
             row=ROW_NS * chip.clock_ghz,
             read_latency=READ_LATENCY_NS * chip.clock_ghz,
             write_latency=WRITE_LATENCY_NS * chip.clock_ghz,
-        )
+        ),
+        cores=chip.cores,
+        foreign=core.sparse_cores,
     )

@@ -9,6 +9,7 @@ _OP = re.compile(
 )
 _COMPUTATION = re.compile(r"^%(?P<name>[\w.\-]+) \(.*\{$")
 _CALLS = re.compile(r"(?:calls|to_apply)=%([\w.\-]+)")
+_BODY = re.compile(r'"custom_call_config":\{"body":"([^"]*)"')
 _PALLAS = 'custom_call_target="tpu_custom_call"'
 _NAME = re.compile(r"%[\w.\-]+")
 # What tells ops apart without changing what they do.
@@ -33,13 +34,18 @@ def signatures(hlo: str) -> dict[str, str]:
     def signature(match: re.Match[str]) -> str:
         operands = [ops[name]["type"] for name in re.findall(r"%([\w.\-]+)", match["operands"]) if name in ops]
         called = "\n".join(line for name in _CALLS.findall(match["rest"]) for line in bodies.get(name, ()))
-        return f"{match['type']} {match['opcode']}({operands}){_IRRELEVANT.sub('', match['rest'])}\n{called}"
+        kernel = ""
+        if _PALLAS in match["rest"]:  # equal only with the same body; where the text breaks off before it, with none
+            body = _BODY.search(match["rest"])
+            kernel = body[1] if body else match["name"]
+        rest = _IRRELEVANT.sub("", match["rest"])
+        return f"{match['type']} {match['opcode']}({operands}){rest}\n{called}{kernel}"
 
     return {name: signature(match) for name, match in ops.items()}
 
 
 def pallas_calls(hlo: str) -> dict[str, list[str]]:
-    """Name of each Pallas call to the types of its operands with their layouts, in program order."""
+    """Name of each Pallas call to the types of its operands with their layouts."""
     types = {match["name"]: match["type"] for line in hlo.splitlines() if (match := _OP.match(line))}
     found = {}
     for line in hlo.splitlines():

@@ -36,15 +36,23 @@ class Memory:
     """One core's view of HBM: transfers share one pipe in the order of their issue.
 
     Each occupies the pipe for its bytes and signals its semaphore a latency later, so that several in
-    flight hide each other's latency, as double buffering intends. A single write cannot use the whole
-    pipe: two in flight at a time are what bounds a kernel that only copies.
+    flight hide each other's latency, as double buffering intends. Where a single write cannot use the whole
+    pipe, two in flight at a time are what bounds a kernel that only copies.
+
+    Args:
+        timing: How fast transfers are.
+        cores: Of the device, which receive what one of them sends to all.
+        foreign: Whether cores of another kind may send signals.
     """
 
-    def __init__(self, timing: TransferTiming) -> None:
+    def __init__(self, timing: TransferTiming, *, cores: int = 1, foreign: bool = False) -> None:
         self._timing = timing
+        self.cores = cores
+        self._foreign = foreign
         self._pipe_free = 0.0
         self._values: dict[int, int] = defaultdict(int)
         self._pending: dict[int, deque[tuple[float, int]]] = defaultdict(deque)
+        self._used: set[int] = set()  # semaphores of transfers
         self.hbm_bytes = 0
         self.busy_cycles = 0.0
         self.idle_at = 0.0
@@ -55,13 +63,13 @@ class Memory:
 
         Where several cores receive the same read, each bears its part of it.
         """
-        granules = known_or_zero(granules)
+        granules = self._size(granules)
         arrived = self._occupy(now, granules / receivers, self._rows(granules, steps) / receivers)
         self._signal(arrived + self._timing.read_latency, granules, semaphore)
 
     def write(self, now: float, granules: int, semaphore: int, steps: int) -> None:
         """VMEM or SMEM to HBM, in rows like `read`."""
-        granules = known_or_zero(granules)
+        granules = self._size(granules)
         rows = self._rows(granules, steps)
         sent = max(self._occupy(now, granules, rows), now + granules * self._timing.write + rows * self._timing.row)
         self._signal(sent + self._timing.write_latency, granules, semaphore)
@@ -69,6 +77,13 @@ class Memory:
     def copy(self, now: float, granules: int, semaphore: int, steps: int) -> None:
         """A transfer within the core; it takes its latency and no HBM bandwidth."""
         self._signal(now + self._timing.write_latency, granules, semaphore)
+
+    def _size(self, granules: int) -> int:
+        """The size; none, and counted, where only the runtime knows it: a few words for another core."""
+        if isinstance(granules, Unknown):
+            granules = known_or_zero(granules)
+            self.await_foreign()
+        return granules
 
     def _rows(self, granules: int, steps: int) -> float:
         steps = known_or_zero(steps)
@@ -82,7 +97,8 @@ class Memory:
         return self._pipe_free
 
     def _signal(self, at: float, granules: int, semaphore: int) -> None:
-        self._pending[known_or_zero(semaphore)].append((at, known_or_zero(granules)))
+        self._pending[_place(semaphore)].append((at, known_or_zero(granules)))
+        self._used.add(_place(semaphore))
         self.idle_at = max(self.idle_at, at)
 
     def wait(self, semaphore: int, now: float, granules: int, foreign: bool = False) -> float:
@@ -101,7 +117,8 @@ class Memory:
             granules = known_or_zero(granules) + self._values[semaphore] + sum(amount for _, amount in pending)
         while self._values[semaphore] < granules:
             if not pending:
-                if foreign and granules <= _MOST_CORES:
+                # No transfer of this core has ever used it, and so few granules are signals.
+                if foreign and self._foreign and semaphore not in self._used and granules <= _MOST_CORES:
                     self.await_foreign()
                     self._values[semaphore] = granules
                     return now
@@ -116,7 +133,15 @@ class Memory:
         self.foreign_waits += 1
 
     def add(self, semaphore: int, amount: int) -> None:
-        self._values[known_or_zero(semaphore)] += known_or_zero(amount)
+        self._values[_place(semaphore)] += known_or_zero(amount)
 
     def set(self, semaphore: int, amount: int) -> None:
-        self._values[known_or_zero(semaphore)] = known_or_zero(amount)
+        self._values[_place(semaphore)] = known_or_zero(amount)
+
+
+def _place(semaphore: int) -> int:
+    """The semaphore; nowhere for one that only the runtime knows."""
+    if isinstance(semaphore, Unknown):
+        known_or_zero(semaphore)  # within an op it matters
+        return -1
+    return semaphore

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -70,7 +71,7 @@ def play_module(dumps: Dumps, chip: Chip, calls: Sequence[PallasCall] = ()) -> T
     """Plays one call of the program on each of the chip's cores.
 
     Args:
-        calls: The program's Pallas calls whose grid or blocks depend on values, with those values.
+        calls: All of the program's Pallas calls, with the values that their grids or blocks depend on.
 
     Raises:
         UnresolvedError: Where the listings do not say what happens.
@@ -89,8 +90,12 @@ def play_module(dumps: Dumps, chip: Chip, calls: Sequence[PallasCall] = ()) -> T
 def _with_equal_ops(programs: Mapping[str, Program], hlo: str) -> dict[str, Program]:
     """The programs, and those of ops that the compiler left out as equal to one that it listed."""
     texts = signatures(hlo)
-    by_signature = {texts[op]: program for op, program in programs.items() if op in texts}
-    return {**{op: by_signature[text] for op, text in texts.items() if text in by_signature}, **programs}
+    by_signature: dict[str, list[Program]] = defaultdict(list)
+    for op, program in programs.items():
+        if op in texts:
+            by_signature[texts[op]].append(program)
+    # Where two were listed that look the same, which of them an unlisted one equals is not known.
+    return {**{op: by_signature[text][0] for op, text in texts.items() if len(by_signature[text]) == 1}, **programs}
 
 
 def _play_core(

@@ -10,10 +10,18 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
-from autotune.engines.compiler.schedule.bundles import CALL, OPERAND, SPARSE_CORE_WAIT, Bundle, Instruction
+from autotune.engines.compiler.schedule.bundles import (
+    CALL,
+    CORE_ID,
+    OPERAND,
+    SPARSE_CORE_WAIT,
+    Bundle,
+    Instruction,
+)
 from autotune.engines.compiler.schedule.core import Core
 from autotune.engines.compiler.schedule.memory import Memory
 from autotune.engines.compiler.schedule.mxu import block_stall
@@ -22,7 +30,6 @@ from autotune.engines.compiler.schedule.scalar import (
     Unknown,
     UnresolvedError,
     expression,
-    is_hbm,
     smem_address,
     smem_cell,
     value,
@@ -34,6 +41,7 @@ MAX_STEPS = 2_000_000
 
 NOTHING_KNOWN = Operands()
 
+_SSA = re.compile(r"\b[sp]\d+\b")
 _SEMAPHORE_SPACES = itertools.count()
 
 Call = Callable[[str, float, tuple], float]
@@ -46,8 +54,8 @@ class Program:
     Args:
         bundles: The whole op.
         core: What the listing does not say of the core it runs on.
-        strict: Whether what only a run would know raises where it matters. Else a branch on it is not taken, and a
-            signal that nothing here sends is taken to come from another core.
+        strict: Whether what only a run would know raises where it matters. Else it counts as false, and a signal
+            that nothing here sends is taken to come from another core.
 
     Raises:
         UnresolvedError: Where an instruction or a branch cannot be understood.
@@ -159,14 +167,12 @@ class _Coder:
         self._strict = strict
         self._phis: dict[str, list[str]] = defaultdict(list)  # SSA name to the phis it feeds
         self._names: set[str] = set()
-        self._hbm: set[str] = set()  # SSA names of pointers into HBM
         self._definitions: dict[str, Instruction] = {}
         for instruction in (ins for block in blocks for bundle in block.bundles for ins in bundle.instructions):
             if instruction.dest:
                 self._names.add(instruction.dest)
                 self._definitions[instruction.dest] = instruction
-                if is_hbm(instruction):
-                    self._hbm.add(instruction.dest)
+            self._names.update(name for operand in instruction.operands for name in _SSA.findall(operand))
             if instruction.opcode in ("sphi", "pphi"):
                 for operand in instruction.operands:
                     self._phis[operand].append(f"phi_{instruction.dest}")
@@ -227,10 +233,12 @@ class _Coder:
             return [f"{_flag(start + offset)} = {f'True if {condition} else False' if condition else True}"]
         if instruction.opcode == "sst":
             return self._store(instruction, condition)
-        if local := self._sent_to_all(instruction):
+        if sent := self._sent_to_all(instruction):
+            local, condition = sent
             # The first core sends it, and all receive it: for each it is a read of its own.
             granules, *_, steps = self._transfer_operands(instruction)
-            return [f"read(t + {offset}, {granules}, {value(local)} + own, {steps}, receivers=2)"]
+            effect = f"read(t + {offset}, {granules}, {value(local)} + own, {steps}, receivers=memory.cores)"
+            return [f"if {condition}: {effect}" if condition else effect]
         if effect := self._effect(offset, instruction):
             return [f"if {condition}: {effect}" if condition else effect]
         if instruction.dest is None:
@@ -249,7 +257,9 @@ class _Coder:
         address, _, stored = " ".join(instruction.operands).rpartition(" ")
         if cell := smem_cell(address):
             return [f"if {condition}: {cell} = {value(stored)}" if condition else f"{cell} = {value(stored)}"]
-        return [f"smem.store({smem_address(address)}, {value(stored)}, {condition or True})"]
+        predicate = instruction.predicate
+        when = f"{predicate.name}, {predicate.negated}" if predicate else "True"
+        return [f"smem.store({smem_address(address)}, {value(stored)}, {when})"]
 
     def _effect(self, offset: int, instruction: Instruction) -> str | None:
         """The statement for an instruction that does something besides computing, or None."""
@@ -275,13 +285,27 @@ class _Coder:
         granules, to, semaphore, steps = self._transfer_operands(instruction)
         source, _, destination = instruction.opcode.removeprefix("dma.").partition("_to_")
         if not destination:  # dma.general: the pointers say where they point, a descriptor in memory the strides
-            source, destination = ("hbm" if instruction.operands[index] in self._hbm else "local" for index in (0, 2))
+            source, destination = (self._space(instruction.operands[index]) for index in (0, 2))
         how = "read" if source == "hbm" else "write" if destination == "hbm" else "copy"
         effect = f"{how}(t + {offset}, {granules}, {semaphore} + own, {steps})"
         if destination == "smem":
             length = f"{granules} * {self._core.granule_bytes // 4}"
-            effect += f"; smem.fill({to}, {length}, {self._operand_at(instruction.operands[0])})"
+            operand = self._operand_at(instruction.operands[0]) if steps == "0" else None
+            effect += f"; smem.fill({to}, {length}, {operand})"
+        elif destination == "anywhere":
+            effect += "; smem.fill(UNKNOWN, UNKNOWN, None)"
         return effect
+
+    def _space(self, pointer: str) -> str:
+        """The memory that the pointer points into; ``anywhere`` if its definition does not say."""
+        while definition := self._definitions.get(pointer):
+            base, _, space = definition.opcode.partition(".")
+            if base in ("int_to_ptr", "scalar_lea", OPERAND) and space:
+                return space
+            if base != "smov" or definition.predicate is not None:
+                break
+            pointer = definition.operands[0]
+        return "anywhere"
 
     def _transfer_operands(self, instruction: Instruction) -> tuple[str, str, str, str]:
         """Size, destination, semaphore and steps a row, as expressions."""
@@ -291,10 +315,14 @@ class _Coder:
         strided = len(operands) > 6 and instruction.opcode != "dma.general"
         return operands[1], operands[2], operands[3], operands[6] if strided else "0"
 
-    def _sent_to_all(self, instruction: Instruction) -> str | None:
-        """The semaphore of a transfer that all cores of the device receive at once; None for any other.
+    def _sent_to_all(self, instruction: Instruction) -> tuple[str, str | None] | None:
+        """Semaphore of a transfer that all cores of the device receive at once, and on what; None for any other.
 
-        Its flag is the core's own, or'ed with the same one shifted up: the place of the other cores'.
+        Its flag is the core's own, or'ed with the same one shifted up: the place of the other cores'. The first
+        core sends it.
+
+        Raises:
+            UnresolvedError: Another than the first core sends it, or it goes elsewhere than to VMEM.
         """
         if not instruction.opcode.startswith("dma.hbm_to") or len(instruction.operands) < 4:
             return None
@@ -303,14 +331,31 @@ class _Coder:
             return None
         shifted, local = flag.operands
         shift = self._definitions.get(shifted)
-        return local if shift is not None and shift.opcode == "sshll.u32" and shift.operands[1] == "16" else None
+        if shift is None or shift.opcode != "sshll.u32" or shift.operands[1] != "16":
+            return None
+        if instruction.opcode == "dma.hbm_to_vmem" and (predicate := instruction.predicate):
+            compared = self._definitions.get(predicate.name)
+            if not predicate.negated and self._is_first_core(compared):
+                return local, None
+            # not (condition nand first): where the condition holds, on the first core
+            if predicate.negated and compared is not None and compared.opcode == "pnand":
+                for condition, first in (compared.operands, compared.operands[::-1]):
+                    if self._is_first_core(self._definitions.get(first)):
+                        return local, condition
+        raise UnresolvedError("a transfer goes to several cores in a way that is not known here")
+
+    def _is_first_core(self, compared: Instruction | None) -> bool:
+        if compared is None or not compared.opcode.startswith("scmp.eq") or compared.operands[1] != "0":
+            return False
+        core = self._definitions.get(compared.operands[0])
+        return core is not None and core.opcode == CORE_ID
 
     def _operand_at(self, pointer: str) -> int | None:
         """The number of the operand that the pointer is the start of; None where it points elsewhere."""
         while definition := self._definitions.get(pointer):
             if definition.opcode.startswith(OPERAND):
                 return int(definition.operands[0]) if definition.operands else None
-            if definition.opcode.partition(".")[0] not in ("sshll", "int_to_ptr", "smov"):
+            if definition.opcode.partition(".")[0] not in ("sshll", "int_to_ptr", "smov") or definition.predicate:
                 return None
             pointer = definition.operands[0]
         return None

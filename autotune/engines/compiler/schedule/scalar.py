@@ -32,6 +32,8 @@ class Unknown:
     def _unknown(self, *_: Any) -> Unknown:
         return self
 
+    __neg__ = _unknown
+
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _unknown
     __and__ = __rand__ = __or__ = __ror__ = __xor__ = __rxor__ = _unknown
     __lshift__ = __rlshift__ = __rshift__ = __rrshift__ = _unknown
@@ -84,20 +86,30 @@ def divide(first: Any, second: Any) -> Any:
     return wrap(quotient if (first < 0) == (second < 0) else -quotient)
 
 
+def shifted(number: Any, left: Any) -> Any:
+    """The number shifted left, or right by a negative amount; no register is shifted by more than its bits."""
+    for operand in (number, left):
+        if isinstance(operand, Unknown):
+            return operand
+    return number << min(left, 32) if left >= 0 else number >> min(-left, 32)
+
+
 def remainder(first: Any, second: Any) -> Any:
     """What `divide` leaves, with the sign of `first`."""
     quotient = divide(first, second)
     return quotient if isinstance(quotient, Unknown) else wrap(first - quotient * second)
 
 
-HELPERS = {function.__name__: function for function in (Unknown, wrap, smaller, larger, divide, remainder)}
+HELPERS = {function.__name__: function for function in (Unknown, wrap, smaller, larger, divide, shifted, remainder)}
 """What the expressions call."""
 
 _BINARY = {
     "sadd.s32": "{0} + {1}", "ssub.s32": "{0} - {1}",
     "smul.u32": "wrap({0} * {1})", "smul.s32": "wrap({0} * {1})",
+    "smulhi.u32": f"wrap((({{0}} & {_MASK}) * ({{1}} & {_MASK})) >> 32)",
     "sand.u32": "{0} & {1}", "sor.u32": "{0} | {1}", "sxor.u32": "{0} ^ {1}",
-    "sshll.u32": "wrap({0} << {1})", "sshrl.u32": f"({{0}} & {_MASK}) >> {{1}}", "sshra.s32": "{0} >> {1}",
+    "sshll.u32": "wrap(shifted({0}, {1}))", "sshrl.u32": f"shifted({{0}} & {_MASK}, -({{1}}))",
+    "sshra.s32": "shifted({0}, -({1}))",
     "smin.s32": "smaller({0}, {1})", "smax.s32": "larger({0}, {1})",
     "smin.u32": f"smaller({{0}} & {_MASK}, {{1}} & {_MASK})", "smax.u32": f"larger({{0}} & {_MASK}, {{1}} & {_MASK})",
     "sdiv.s32": "divide({0}, {1})", "srem.s32": "remainder({0}, {1})",
@@ -131,11 +143,6 @@ def smem_address(text: str) -> str:
     """The address in ``[smem:[#allocation3 + %s4_s5]]`` as an expression."""
     inner = text.partition("smem:")[2].strip("[] ")
     return " + ".join(value(part.strip().lstrip("$")) for part in inner.split(" + "))
-
-
-def is_hbm(instruction: Instruction) -> bool:
-    """Whether the result is a pointer into HBM."""
-    return instruction.opcode in ("int_to_ptr.hbm", "scalar_lea.hbm", "inlined_call_operand.hbm")
 
 
 def expression(instruction: Instruction) -> str:

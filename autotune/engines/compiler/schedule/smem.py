@@ -16,7 +16,7 @@ _LAYOUT = re.compile(r"\{(?P<order>[\d,]*)(?::(?P<tiles>(?:T\([\d,]+\)(?:\([\d,]
 _TILE = re.compile(r"\(([\d,]+)\)")
 _WORD_BYTES = 4
 
-Words = tuple[int, ...]
+Words = tuple[int | None, ...]  # None: padding alone, whatever is there
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,13 +55,16 @@ class ScalarMemory:
     def load(self, address: Any) -> Any:
         return self._unknown if isinstance(address, Unknown) else self._words.get(address, self._unknown)
 
-    def store(self, address: Any, value: Any, holds: Any = True) -> None:
-        """Stores where `holds`; where that or the address is unknown, so is afterwards what it may have changed."""
+    def store(self, address: Any, value: Any, predicate: Any = True, negated: bool = False) -> None:
+        """Stores where the predicate says so; where it or the address is unknown, so is what it may have changed."""
+        holds = None if isinstance(predicate, Unknown) else bool(predicate) != negated
+        if holds is False:
+            return
         if isinstance(address, Unknown):
             self._words.clear()
-        elif isinstance(holds, Unknown):
+        elif holds is None:
             self._words.pop(address, None)
-        elif holds:
+        else:
             self._words[address] = value
 
     def fill(self, address: Any, length: Any, operand: int | None) -> None:
@@ -75,7 +78,7 @@ class ScalarMemory:
             self._write(address, self._operands.arrays.get(operand, ())[:length])
 
     def _write(self, address: int, words: Words) -> None:
-        self._words.update(zip(range(address, address + len(words)), words, strict=True))
+        self._words.update((address + offset, word) for offset, word in enumerate(words) if word is not None)
 
 
 def operand_address(number: int) -> int:
@@ -92,11 +95,17 @@ def device_words(array: np.ndarray, layout: str) -> Words:
     """
     match = _LAYOUT.search(layout)
     order = [int(one) for one in match["order"].split(",") if one] if match else []
-    tiles = _TILE.findall(match["tiles"] or "") if match else []
+    tiles = [[int(side) for side in text.split(",")] for text in _TILE.findall(match["tiles"] or "")] if match else []
+    data, real = (_tiled(part, order, tiles) for part in (array, np.ones(array.shape, array.dtype)))
+    words, marks = (np.frombuffer(part, np.int32).tolist() for part in (data, real))
+    return tuple(word if mark else None for word, mark in zip(words, marks, strict=True))
+
+
+def _tiled(array: np.ndarray, order: list[int], tiles: list[list[int]]) -> bytes:
+    """The array's bytes in that order, zeros where it is padded."""
     if len(order) == array.ndim:
         array = array.transpose(order[::-1])
-    for text in tiles:
-        tile = [int(side) for side in text.split(",")]
+    for tile in tiles:
         array = array.reshape((1,) * max(0, len(tile) - array.ndim) + array.shape)
         lead = array.ndim - len(tile)
         rest = array.shape[lead:]
@@ -106,5 +115,4 @@ def device_words(array: np.ndarray, layout: str) -> Words:
         outer = range(lead, array.ndim, 2)
         array = array.transpose(*range(lead), *outer, *(axis + 1 for axis in outer))
     data = np.ascontiguousarray(array).tobytes()
-    data += b"\0" * (-len(data) % _WORD_BYTES)
-    return tuple(np.frombuffer(data, np.int32).tolist())
+    return data + b"\0" * (-len(data) % _WORD_BYTES)

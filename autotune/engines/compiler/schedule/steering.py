@@ -1,4 +1,4 @@
-"""Which compiled op is which Pallas call of the program, so that the values that steer the call reach its listing."""
+"""Which compiled ops are which Pallas calls of the program, so that the values that steer a call reach its listing."""
 
 from __future__ import annotations
 
@@ -10,10 +10,14 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from autotune.engines.compiler.schedule.hlo import pallas_calls
-from autotune.engines.compiler.schedule.smem import Operands, Words, device_words
+from autotune.engines.compiler.schedule.smem import Operands, device_words
 
-Shapes = tuple[tuple[int, ...], ...]
-_DIMENSIONS = re.compile(r"\w+\[([\d,]*)\]")
+Types = tuple[tuple[tuple[int, ...], str], ...]
+_TYPE = re.compile(r"(?P<element>\w+)\[(?P<shape>[\d,]*)\](?P<layout>.*)")
+_ELEMENTS = {
+    "s8": "int8", "u8": "uint8", "s16": "int16", "u16": "uint16", "s32": "int32", "u32": "uint32", "f32": "float32",
+    "bf16": "bfloat16", "f16": "float16",
+}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,50 +25,57 @@ class PallasCall:
     """One `pallas_call` of a program.
 
     Attributes:
-        shapes: Of every operand, in the order of the compiled call's.
+        operands: Shape and dtype of every one, in the order of the compiled call's.
         steering: Operand number to value, for the leading operands (grid bounds, scalar prefetch) that are known.
     """
 
-    shapes: Shapes
+    operands: Types
     steering: Mapping[int, np.ndarray]
 
 
 def known_operands(hlo: str, calls: Sequence[PallasCall]) -> dict[str, Operands]:
     """Op name to what is known of its operands.
 
-    Calls are matched with ops by their operands' shapes, and in program order among equals. Where their numbers
-    differ (one of two equal calls was merged), the values are used only if all of them agree.
+    Calls are matched with ops by their operands' shapes. The compiler orders and merges ops as it likes, so that
+    among calls of equal shapes nothing is used but what all of them agree on.
+
+    Args:
+        calls: All of the program's.
     """
-    ops: dict[Shapes, list[tuple[str, list[str]]]] = defaultdict(list)
-    for name, types in pallas_calls(hlo).items():
-        ops[tuple(_shape(text) for text in types)].append((name, types))
-    wanted: dict[Shapes, list[PallasCall]] = defaultdict(list)
+    by_shape: dict[tuple[tuple[int, ...], ...], list[PallasCall]] = defaultdict(list)
     for call in calls:
-        wanted[call.shapes].append(call)
+        by_shape[tuple(shape for shape, _ in call.operands)].append(call)
     known = {}
-    for shapes, candidates in wanted.items():
-        named = ops.get(shapes, [])
-        if len(named) != len(candidates):
-            candidates = candidates[:1] * len(named) if all(_equal(candidates[0], one) for one in candidates) else []
-        for (name, types), call in zip(named, candidates, strict=False):
-            known[name] = _operands(types, call)
+    for name, texts in pallas_calls(hlo).items():
+        types = [_TYPE.match(text) for text in texts]
+        candidates = by_shape.get(tuple(_shape(match) for match in types), [])
+        if candidates and all(_equal(candidates[0], one) for one in candidates):
+            known[name] = _operands(types, candidates[0])
     return known
 
 
-def _operands(types: Sequence[str], call: PallasCall) -> Operands:
-    arrays: dict[int, Words] = {
-        number: device_words(array, types[number].partition("]")[2]) for number, array in call.steering.items()
-    }
-    # A value of one word may be passed in a register.
-    return Operands(arrays, {number: arrays[number][0] for number, a in call.steering.items() if a.size == 1})
+def _operands(types: Sequence[re.Match[str] | None], call: PallasCall) -> Operands:
+    arrays, scalars = {}, {}
+    for number, array in call.steering.items():
+        match = types[number]
+        if match is None:
+            continue
+        if array.dtype == bool and match["element"] == "s32":
+            array = array.astype(np.int32)  # as Mosaic passes them
+        if _ELEMENTS.get(match["element"]) != str(array.dtype):
+            continue  # another width: how it is packed is not known here
+        arrays[number] = device_words(array, match["layout"])
+        if array.size == 1 and array.dtype.itemsize == 4:
+            scalars[number] = arrays[number][0]  # may be passed in a register
+    return Operands(arrays, scalars)
 
 
 def _equal(first: PallasCall, second: PallasCall) -> bool:
     return first.steering.keys() == second.steering.keys() and all(
-        np.array_equal(array, second.steering[number]) for number, array in first.steering.items()
+        np.array_equal(array, second.steering[number]) and array.dtype == second.steering[number].dtype
+        for number, array in first.steering.items()
     )
 
 
-def _shape(text: str) -> tuple[int, ...]:
-    match = _DIMENSIONS.match(text)
-    return tuple(int(length) for length in match[1].split(",") if length) if match else ()
+def _shape(match: re.Match[str] | None) -> tuple[int, ...]:
+    return tuple(int(length) for length in match["shape"].split(",") if length) if match else ()

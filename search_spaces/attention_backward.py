@@ -1,0 +1,148 @@
+"""The search spaces of attention's backward kernels, and these as the tuner sees them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from autotune.chips import MIB, Chip
+from autotune.kernel import ArraySpec, Cost
+from autotune.outcome import Config
+from autotune.space import Constraint, Param, Space
+from kernels.attention import cost as model
+from kernels.attention.problem import AttentionProblem
+from search_spaces._common import (
+    LANES,
+    block_candidates,
+    block_constraint,
+    vmem_limit_constraint,
+    vmem_param,
+)
+from search_spaces.attention import (
+    LARGEST_BLOCK,
+    LARGEST_CODE,
+    LARGEST_TILE,
+    AttentionKernel,
+    part_constraints,
+    tile_sides,
+)
+
+if TYPE_CHECKING:
+    import jax
+
+
+class _BackwardKernel(AttentionKernel):
+    """What both have in common: arguments, blocks, and the small problems they are validated on."""
+
+    sources = (
+        "kernels.attention.pallas",
+        "kernels.attention.backward",
+        "kernels.attention.blocks",
+        "kernels.attention.reference",
+        "kernels._precision",
+    )
+    products: ClassVar[int]  # matmuls over the scores
+    written: ClassVar[int]  # gradients
+
+    def space(self, problem: AttentionProblem, chip: Chip) -> Space:
+        # Queries lie along the lanes, in blocks and in tiles.
+        sizes = {"block_q": problem.q_len, "block_kv": problem.kv_len}
+        blocks = {name: block_candidates(size, LANES, largest=LARGEST_BLOCK) for name, size in sizes.items()}
+        params = [
+            Param("block_q", blocks["block_q"], "queries per block"),
+            Param("block_kv", blocks["block_kv"], "keys per block"),
+            *(
+                Param(
+                    f"{name}_compute",
+                    tile_sides(candidates, LANES),
+                    f"{'queries' if name == 'block_q' else 'keys'} per tile of scores",
+                    default=lambda config, name=name: model.tile_part(config[name], LANES, LARGEST_TILE // 2),
+                )
+                for name, candidates in blocks.items()
+            ),
+            vmem_param(chip),
+        ]
+        constraints = [
+            block_constraint("block_q", "q_len", problem.q_len, LANES),
+            block_constraint("block_kv", "kv_len", problem.kv_len, LANES),
+            *part_constraints("block_q", LANES),
+            *part_constraints("block_kv", LANES),
+            Constraint(
+                f"block_q_compute x block_kv_compute must be at most {LARGEST_CODE // 2} scores: the compiler takes "
+                "minutes for more, and the chip fetches its code anew every pass",
+                lambda config: config["block_q_compute"] * config["block_kv_compute"] <= LARGEST_CODE // 2,
+            ),
+            vmem_limit_constraint(chip),
+            Constraint(
+                "the blocks alone need more VMEM than vmem_limit_mib: take smaller blocks or a higher limit",
+                lambda config: model.backward_vmem_lower_bound(problem, config) <= config["vmem_limit_mib"] * MIB,
+            ),
+        ]
+        return Space(params, constraints)
+
+    def arguments(self, problem: AttentionProblem) -> tuple[ArraySpec, ...]:
+        q, k, v = super().arguments(problem)
+        statistic = ArraySpec(q.shape[:3], "float32")
+        return q, k, v, q, statistic, statistic
+
+    def make_inputs(self, problem: AttentionProblem, seed: int) -> tuple[jax.Array, ...]:
+        """Random q, k, v and grad; the statistics are those of their forward pass."""
+        import jax
+        import jax.numpy as jnp
+
+        from kernels.attention.reference import attention_lse, attention_reference
+
+        q, k, v, grad, *_ = super().make_inputs(problem, seed)
+        wide = [x.astype(jnp.float32) for x in (q, k, v)]
+        out = jax.jit(functools.partial(attention_reference, causal=problem.causal))(*wide)
+        lse = jax.jit(functools.partial(attention_lse, causal=problem.causal))(*wide[:2])
+        return q, k, v, grad, lse, jnp.sum(grad.astype(jnp.float32) * out, axis=-1)
+
+    def validation_reference(self, problem: AttentionProblem) -> Callable[..., Any]:
+        return self.reference(problem)
+
+    def heuristic(self, problem: AttentionProblem, chip: Chip) -> Config:
+        return self.space(problem, chip).parse(model.backward_heuristic_config(problem))
+
+    def cost(self, problem: AttentionProblem) -> Cost:
+        return model.backward_cost(problem, products=self.products, written=self.written)
+
+    def estimate_ms(self, problem: AttentionProblem, config: Config, chip: Chip) -> float:
+        return model.backward_estimate_ms(problem, config, chip, products=self.products)
+
+
+class AttentionDqKernel(_BackwardKernel):
+    """The gradient with respect to q: see `kernels.attention.backward`."""
+
+    name = "attention_dq"
+    summary = "attention's gradient with respect to q; backward flash kernel"
+    products, written = 3, 1
+
+    def bind(self, problem: AttentionProblem, config: Config, *, interpret: Any = False) -> Callable[..., jax.Array]:
+        from kernels.attention.backward import attention_dq_pallas
+
+        return functools.partial(attention_dq_pallas, causal=problem.causal, **config, interpret=interpret)
+
+    def reference(self, problem: AttentionProblem) -> Callable[..., jax.Array]:
+        from kernels.attention.reference import attention_dq_reference
+
+        return functools.partial(attention_dq_reference, causal=problem.causal)
+
+
+class AttentionDkvKernel(_BackwardKernel):
+    """The gradients with respect to k and v: see `kernels.attention.backward`."""
+
+    name = "attention_dkv"
+    summary = "attention's gradients with respect to k and v; backward flash kernel"
+    products, written = 4, 2
+
+    def bind(self, problem: AttentionProblem, config: Config, *, interpret: Any = False) -> Callable[..., Any]:
+        from kernels.attention.backward import attention_dkv_pallas
+
+        return functools.partial(attention_dkv_pallas, causal=problem.causal, **config, interpret=interpret)
+
+    def reference(self, problem: AttentionProblem) -> Callable[..., Any]:
+        from kernels.attention.reference import attention_dkv_reference
+
+        return functools.partial(attention_dkv_reference, causal=problem.causal)
