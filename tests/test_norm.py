@@ -165,6 +165,7 @@ SLOW = {
     "mask one less",
     "edge's tile skipped",
     "first two blocks",
+    "a block counted twice",
     "eps missing, backward",
     "mean kept, backward",
     "bias missing",
@@ -204,7 +205,7 @@ def instance(kernel, problem, config):
         pytest.param("rmsnorm", {"dtype": "bfloat16"}, {"block_rows_compute": 16}, marks=pytest.mark.slow),
         pytest.param("rmsnorm_bwd", {"rows": 401, **RESIDUAL}, {}, marks=pytest.mark.slow),
         pytest.param("rmsnorm_bwd", {"rows": 48}, PARTS, marks=pytest.mark.slow),
-        ("layernorm", RESIDUAL, {"unroll": 2}),
+        pytest.param("layernorm", RESIDUAL, {"unroll": 2}, marks=pytest.mark.slow),
         ("layernorm_bwd", {"dtype": "bfloat16", "rows": 33}, {"block_rows_compute": 16, **PARTS}),
         pytest.param("layernorm_bwd", {"d": 130}, {}, marks=pytest.mark.slow),
     ],
@@ -276,7 +277,7 @@ def test_broken_constraints_are_named(change, says):
 def test_heuristics_compile_for_the_smallest_limit():
     """Few rows and many, narrow and wide; forward is alike and needs less."""
     kernel, chip = KERNELS["layernorm_bwd"], CHIPS["v5e"]
-    texts = ["rows=5,d=40", "rows=1001,d=1600,residual=true", "rows=512,d=20000,dtype=float32,residual=true"]
+    texts = ["rows=5,d=40", "rows=1001,d=1600,residual=true", "rows=512,d=12288,dtype=float32,residual=true"]
     configs = [(text, kernel.heuristic(kernel.parse_problem(text), chip)) for text in texts]
     assert compile_all(kernel.name, chip.name, configs) == ["ok"] * len(texts)
 
