@@ -420,5 +420,9 @@ def test_unknown_values_stay_unknown_through_arithmetic():
     unknown = Unknown("from nowhere")
     for result in (unknown + 1, 1 - unknown, unknown * 2, unknown & 3, unknown << 1, unknown < 4, unknown == 4):
         assert isinstance(result, Unknown)
+    assert (unknown & False) is (False & unknown) is False
+    assert (unknown | True) is (True | unknown) is True
+    assert isinstance(unknown & True, Unknown)
+    assert isinstance(False | unknown, Unknown)
     with pytest.raises(UnresolvedError, match="from nowhere"):
         bool(unknown)

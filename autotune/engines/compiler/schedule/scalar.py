@@ -18,7 +18,7 @@ class UnresolvedError(Exception):
 
 
 class Unknown:
-    """A value that the schedule does not determine. Arithmetic keeps it unknown.
+    """A value that the schedule does not determine. Arithmetic keeps it unknown, logic as far as it matters.
 
     Args:
         origin: Where it came from, for the error.
@@ -35,11 +35,21 @@ class Unknown:
     __neg__ = _unknown
 
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _unknown
-    __and__ = __rand__ = __or__ = __ror__ = __xor__ = __rxor__ = _unknown
+    __xor__ = __rxor__ = _unknown
     __lshift__ = __rlshift__ = __rshift__ = __rrshift__ = _unknown
     __lt__ = __le__ = __gt__ = __ge__ = _unknown
     __eq__ = __ne__ = _unknown  # type: ignore[assignment]
     __hash__ = None  # type: ignore[assignment]
+
+    def __and__(self, other: Any) -> Any:
+        """Unknown, unless the other operand decides: nothing is left of false, or of no bits."""
+        return other if not isinstance(other, Unknown) and other == 0 else self
+
+    def __or__(self, other: Any) -> Any:
+        """Unknown, unless the other operand is true."""
+        return other if other is True else self
+
+    __rand__, __ror__ = __and__, __or__
 
     def __bool__(self) -> bool:
         if self._strict:
