@@ -14,3 +14,8 @@ def dot_precision(dtype: Any) -> jax.lax.Precision:
     Always explicit: left out, it is ``jax_default_matmul_precision``, and Mosaic refuses "highest" for bfloat16.
     """
     return jax.lax.Precision.HIGHEST if dtype == jnp.float32 else jax.lax.Precision.DEFAULT
+
+
+def dot(x: jax.Array, y: jax.Array) -> jax.Array:
+    """``x @ y`` in float32. Float32 operands keep their precision (on the MXU that takes six passes)."""
+    return jnp.dot(x, y, precision=dot_precision(x.dtype), preferred_element_type=jnp.float32)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from autotune.chips import Chip
+from autotune.problem import DTYPE_BYTES
 
 # Fitted to a published sweep of 63 matmul block shapes on a v5e (mean error 3%, Spearman 0.997).
 USABLE_BANDWIDTH = 0.85  # of the nominal one
@@ -14,6 +15,11 @@ LANES, SUBLANES = 128, 8
 
 def round_up(size: int, multiple: int) -> int:
     return -(-size // multiple) * multiple
+
+
+def sublanes(dtype: str) -> int:
+    """Rows of one VMEM tile: 8 of 32 bits, 16 of 16 bits."""
+    return SUBLANES * 4 // DTYPE_BYTES[dtype]
 
 
 def cdiv(a: int, b: int) -> int:

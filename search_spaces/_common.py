@@ -9,19 +9,14 @@ from autotune.chips import MIB, Chip
 from autotune.outcome import Config
 from autotune.problem import DTYPE_BYTES
 from autotune.space import Constraint, Param, aligned_divisors
+from kernels._tpu_model import LANES, cdiv, round_up, sublanes
 from kernels.matmul.problem import MatmulProblem
 
 Tiled = TypeVar("Tiled", bound=MatmulProblem)  # matrices of m, n and k that the blocks cut into tiles
 
-LANES = 128
 FEW = 5  # so many divisors of a practical size, or blocks that do not divide are tried as well
 PRACTICAL = 4096
 MANY = 12  # candidates of one parameter; a length with more divisors gets these many, evenly spread
-
-
-def sublanes(dtype: str) -> int:
-    """Rows of one VMEM tile: 8 of 32 bits, 16 of 16 bits."""
-    return 32 // DTYPE_BYTES[dtype]
 
 
 def block_candidates(size: int, align: int, *, smallest: int = LANES, largest: int | None = None) -> tuple[int, ...]:
@@ -37,7 +32,7 @@ def block_candidates(size: int, align: int, *, smallest: int = LANES, largest: i
         wished = [smallest, *(smallest * factor << doubling for doubling in range(8) for factor in (2, 3))]
         for wish in wished:
             if wish <= min(top, PRACTICAL):
-                trimmed = max(smallest, _round_up(-(-size // -(-size // wish)), align))
+                trimmed = max(smallest, round_up(cdiv(size, cdiv(size, wish)), align))
                 found |= {trimmed} if trimmed <= top else set()
     return spread(found) or (top,)
 
@@ -48,10 +43,6 @@ def spread(sizes: Iterable[int], most: int = MANY) -> tuple[int, ...]:
     while len(kept) > most:
         kept.pop(min(range(1, len(kept) - 1), key=lambda i: kept[i + 1] / kept[i - 1]))
     return tuple(kept)
-
-
-def _round_up(size: int, multiple: int) -> int:
-    return -(-size // multiple) * multiple
 
 
 def block_constraint(name: str, dimension: str, size: int, align: int) -> Constraint:
@@ -88,7 +79,7 @@ def vmem_limit_constraint(chip: Chip) -> Constraint:
 
 def few_blocks(size: int, block: int, most: int = 3) -> int:
     """A length of two to `most` blocks, no more than `size` has where it has two; the last as long as its last."""
-    blocks = min(most, max(2, -(-size // block)))
+    blocks = min(most, max(2, cdiv(size, block)))
     return (blocks - 1) * block + (size % block or block)
 
 

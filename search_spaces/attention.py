@@ -10,15 +10,14 @@ from autotune.chips import MIB, Chip
 from autotune.kernel import ArraySpec, Cost, Kernel
 from autotune.outcome import Config
 from autotune.space import Constraint, Param, Space, aligned_divisors
+from kernels._tpu_model import LANES, sublanes
 from kernels.attention import cost as model
 from kernels.attention.problem import PROBLEMS, AttentionProblem
 from search_spaces._common import (
-    LANES,
     block_candidates,
     block_constraint,
     few_blocks,
     spread,
-    sublanes,
     uneven,
     vmem_limit_constraint,
     vmem_param,
@@ -45,6 +44,7 @@ class AttentionKernel(Kernel):
         "kernels.attention.blocks",
         "kernels.attention.reference",
         "kernels._precision",
+        "kernels._compiler",
     )
 
     def space(self, problem: AttentionProblem, chip: Chip) -> Space:

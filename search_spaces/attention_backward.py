@@ -10,10 +10,10 @@ from autotune.chips import MIB, Chip
 from autotune.kernel import ArraySpec, Cost
 from autotune.outcome import Config
 from autotune.space import Constraint, Param, Space
+from kernels._tpu_model import LANES
 from kernels.attention import cost as model
 from kernels.attention.problem import AttentionProblem
 from search_spaces._common import (
-    LANES,
     block_candidates,
     block_constraint,
     vmem_limit_constraint,
@@ -41,9 +41,10 @@ class _BackwardKernel(AttentionKernel):
         "kernels.attention.blocks",
         "kernels.attention.reference",
         "kernels._precision",
+        "kernels._compiler",
     )
     products: ClassVar[int]  # matmuls over the scores
-    written: ClassVar[int]  # gradients
+    of_keys: ClassVar[bool]  # whether it gives the gradients of k and v; else that of q
 
     def space(self, problem: AttentionProblem, chip: Chip) -> Space:
         # Queries lie along the lanes, in blocks and in tiles.
@@ -106,7 +107,7 @@ class _BackwardKernel(AttentionKernel):
         return self.space(problem, chip).parse(model.backward_heuristic_config(problem))
 
     def cost(self, problem: AttentionProblem) -> Cost:
-        return model.backward_cost(problem, products=self.products, written=self.written)
+        return model.backward_cost(problem, products=self.products, of_keys=self.of_keys)
 
     def estimate_ms(self, problem: AttentionProblem, config: Config, chip: Chip) -> float:
         return model.backward_estimate_ms(problem, config, chip, products=self.products)
@@ -117,7 +118,7 @@ class AttentionDqKernel(_BackwardKernel):
 
     name = "attention_dq"
     summary = "attention's gradient with respect to q; backward flash kernel"
-    products, written = 3, 1
+    products, of_keys = 3, False
 
     def bind(self, problem: AttentionProblem, config: Config, *, interpret: Any = False) -> Callable[..., jax.Array]:
         from kernels.attention.backward import attention_dq_pallas
@@ -135,7 +136,7 @@ class AttentionDkvKernel(_BackwardKernel):
 
     name = "attention_dkv"
     summary = "attention's gradients with respect to k and v; backward flash kernel"
-    products, written = 4, 2
+    products, of_keys = 4, True
 
     def bind(self, problem: AttentionProblem, config: Config, *, interpret: Any = False) -> Callable[..., Any]:
         from kernels.attention.backward import attention_dkv_pallas

@@ -25,7 +25,7 @@ class GatedMlpKernel(Kernel):
     summary = "act(x @ w_gate) * (x @ w_up), SwiGLU or GeGLU: one pass over x, two float32 accumulators in VMEM"
     problem_type = GatedMlpProblem
     problems = PROBLEMS
-    sources = ("kernels.gated_mlp.pallas", "kernels.gated_mlp.reference", "kernels._precision")
+    sources = ("kernels.gated_mlp.pallas", "kernels.gated_mlp.reference", "kernels._precision", "kernels._compiler")
 
     def space(self, problem: GatedMlpProblem, chip: Chip) -> Space:
         params = [*tile_params(problem, chip), vmem_param(chip)]

@@ -24,7 +24,7 @@ class MatmulKernel(Kernel):
     summary = "x[m, k] @ y[k, n]: tiles of the result, float32 accumulator in VMEM, k innermost"
     problem_type = MatmulProblem
     problems = PROBLEMS
-    sources = ("kernels.matmul.pallas", "kernels.matmul.reference", "kernels._precision")
+    sources = ("kernels.matmul.pallas", "kernels.matmul.reference", "kernels._precision", "kernels._compiler")
 
     def space(self, problem: MatmulProblem, chip: Chip) -> Space:
         params = [*tile_params(problem, chip), vmem_param(chip)]

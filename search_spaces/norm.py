@@ -9,7 +9,7 @@ from autotune.chips import MIB, Chip
 from autotune.kernel import ArraySpec, Cost, Kernel
 from autotune.outcome import Config
 from autotune.space import Constraint, Param, Space, aligned_divisors
-from kernels._tpu_model import cdiv, round_up
+from kernels._tpu_model import cdiv, round_up, sublanes
 from kernels.norm import cost as model
 from kernels.norm.problem import LAYERNORM_PROBLEMS, RMSNORM_PROBLEMS, Kind, NormProblem
 from search_spaces._common import block_candidates, few_blocks, spread, uneven, vmem_limit_constraint, vmem_param
@@ -35,10 +35,10 @@ class _NormKernel(Kernel):
     kind: ClassVar[Kind]
     backward: ClassVar[bool] = False
     problem_type = NormProblem
-    sources = ("kernels.norm.pallas", "kernels.norm.reference")
+    sources = ("kernels.norm.pallas", "kernels.norm.reference", "kernels._compiler")
 
     def space(self, problem: NormProblem, chip: Chip) -> Space:
-        align, wide = model.sublanes(problem), model.width(problem)
+        align, wide = sublanes(problem.dtype), model.width(problem)
         longest = round_up(problem.rows, align)
         fits = chip.vmem_bytes // model.vmem_lower_bound(problem, {"block_rows": 1}, self.kind, self.backward)
         blocks = block_candidates(longest, align, smallest=align, largest=max(fits // align * align, align))

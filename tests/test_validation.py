@@ -93,11 +93,11 @@ def test_right_kernels_pass(kernel, problem, config):
 
 REJECTED = (Status.WRONG_RESULT, Status.RUNTIME_ERROR)  # the interpreter itself refuses what comes back to a block
 # What is done to the kernel's text, then where it matters: changes to the problem and to the config.
-ADD = "        acc_ref[...] += _dot(x_ref[...], y_ref[...])\n\n    @pl"
+ADD = "        acc_ref[...] += dot(x_ref[...], y_ref[...])\n\n    @pl"
 X, Y, OUT = "i, j, step: (i, step)", "i, j, step: (step, j)", "i, j, step: (i, j)"
 WRONG_MATMULS = {
-    "first two k steps": (ADD, ADD.replace("_dot(", "(step < 2) * _dot("), {}, {}),
-    "last k step skipped": (ADD, ADD.replace("_dot(", "(step < steps - 1) * _dot("), {}, {}),
+    "first two k steps": (ADD, ADD.replace("dot(", "(step < 2) * dot("), {}, {}),
+    "last k step skipped": (ADD, ADD.replace("dot(", "(step < steps - 1) * dot("), {}, {}),
     "first two blocks of m": (X, "i, j, step: (i % 2, step)", {}, {}),
     "first two blocks of n": (Y, "i, j, step: (step, j % 2)", {}, {}),
     "first two blocks of n, whole k": (Y, "i, j, step: (step, j % 2)", {"k": 128}, {}),

@@ -1,25 +1,15 @@
-"""Flash attention, forward: ``from kernels.attention import attention``. Importing this loads no jax."""
+"""Flash attention, forward and backward: ``from kernels.attention import attention``. Importing this loads no jax."""
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
+from kernels._exports import exported
 
-_EXPORTS = {
-    "AttentionProblem": "problem",
-    "PROBLEMS": "problem",
-    "attention": "api",
-    "attention_reference": "reference",
-}
-__all__ = sorted(_EXPORTS)
-
-
-def __getattr__(name: str) -> Any:
-    """Loads the exported names on first use (PEP 562)."""
-    if name not in _EXPORTS:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_EXPORTS[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return __all__
+__all__, __getattr__, __dir__ = exported(
+    __name__,
+    {
+        "AttentionProblem": "problem",
+        "PROBLEMS": "problem",
+        "attention": "api",
+        "attention_reference": "reference",
+    },
+)

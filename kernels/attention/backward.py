@@ -18,9 +18,10 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from kernels._compiler import compiler_params
 from kernels._precision import dot_precision
 from kernels.attention.blocks import Blocks
-from kernels.attention.pallas import LANES, MASKED, MIB, aligned, last_kv, tile_rows, visible
+from kernels.attention.pallas import LANES, MASKED, aligned, last_kv, tile_rows, visible
 
 LOG2E = math.log2(math.e)
 
@@ -82,7 +83,7 @@ def attention_dq_pallas(
             pltpu.VMEM((block_q, LANES), jnp.float32),  # delta, the same way
             pltpu.VMEM((block_q, head_dim), jnp.float32),
         ],
-        compiler_params=_compiler_params(("parallel", "parallel", "parallel", "arbitrary"), vmem_limit_mib),
+        compiler_params=compiler_params("parallel", "parallel", "parallel", "arbitrary", vmem_limit_mib=vmem_limit_mib),
         interpret=interpret,
         name="attention_dq",
     )(q, k, v, grad, _as_rows(lse), _as_rows(delta))
@@ -137,8 +138,8 @@ def attention_dkv_pallas(
             pltpu.VMEM((block_kv, head_dim), jnp.float32),
             pltpu.VMEM((block_kv, head_dim), jnp.float32),
         ],
-        compiler_params=_compiler_params(
-            ("parallel", "parallel", "parallel", "arbitrary", "arbitrary"), vmem_limit_mib
+        compiler_params=compiler_params(
+            "parallel", "parallel", "parallel", "arbitrary", "arbitrary", vmem_limit_mib=vmem_limit_mib
         ),
         interpret=interpret,
         name="attention_dkv",
@@ -149,11 +150,6 @@ def _blocks(q: jax.Array, k: jax.Array, causal: bool, *sizes: int | None) -> Blo
     block_q, block_kv, block_q_compute, block_kv_compute = sizes
     tile = block_q_compute or block_q, block_kv_compute or block_kv
     return Blocks(q.shape[2], k.shape[2], block_q, block_kv, *tile, causal)
-
-
-def _compiler_params(semantics: tuple[str, ...], vmem_limit_mib: int | None) -> pltpu.CompilerParams:
-    limit = vmem_limit_mib * MIB if vmem_limit_mib else None
-    return pltpu.CompilerParams(dimension_semantics=semantics, vmem_limit_bytes=limit)
 
 
 def _as_rows(statistic: jax.Array) -> jax.Array:

@@ -142,21 +142,20 @@ def heuristic_config(problem: AttentionProblem) -> dict[str, Any]:
     }
 
 
-def backward_cost(problem: AttentionProblem, *, products: int, written: int) -> Cost:
+def backward_cost(problem: AttentionProblem, *, products: int, of_keys: bool) -> Cost:
     """The roofline of a backward kernel: so many matmuls over the scores that the mask leaves.
 
     Args:
         products: Matmuls; the forward pass has two.
-        written: Arrays of gradients that it writes, of q's or of k's shape: 1 of q's, or 2 of k's.
+        of_keys: Whether it writes the gradients of k and v; else that of q.
     """
     forward = cost(problem)
     queries = problem.batch * problem.heads * problem.q_len
     keys = problem.batch * problem.kv_heads * problem.kv_len
     item, dim = DTYPE_BYTES[problem.dtype], problem.head_dim
-    read = (2 * queries + 2 * keys) * dim * item + 2 * 4 * queries
-    return Cost(
-        forward.flops * products / 2, read + written * (queries if written == 1 else keys) * dim * item, forward.dtype
-    )
+    rows = 2 * queries + 2 * keys + (2 * keys if of_keys else queries)
+    statistics = 2 * 4 * queries
+    return Cost(forward.flops * products / 2, rows * dim * item + statistics, forward.dtype)
 
 
 def backward_estimate_ms(problem: AttentionProblem, config: Config, chip: Chip, *, products: int) -> float:

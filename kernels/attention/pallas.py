@@ -20,10 +20,10 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from kernels._compiler import compiler_params
 from kernels._precision import dot_precision
 from kernels.attention.blocks import Blocks
 
-MIB = 1024**2
 LANES = 128
 # Finite, so that the difference of two masked scores is no NaN; 2 to that power is exactly 0.
 MASKED = -0.5 * float(jnp.finfo(jnp.float32).max)
@@ -105,10 +105,7 @@ def attention_pallas(
         in_specs=[q_spec, kv_spec, kv_spec],
         out_specs=out_specs,
         scratch_shapes=scratch,
-        compiler_params=pltpu.CompilerParams(
-            dimension_semantics=("parallel", "parallel", "parallel", "arbitrary"),
-            vmem_limit_bytes=vmem_limit_mib * MIB if vmem_limit_mib else None,
-        ),
+        compiler_params=compiler_params("parallel", "parallel", "parallel", "arbitrary", vmem_limit_mib=vmem_limit_mib),
         interpret=interpret,
         name="attention",
     )(q, k, v)

@@ -7,8 +7,7 @@ from typing import Any
 from autotune.chips import Chip
 from autotune.kernel import Cost
 from autotune.outcome import Config
-from autotune.problem import DTYPE_BYTES
-from kernels._tpu_model import LANES, SUBLANES
+from kernels._tpu_model import LANES, sublanes
 from kernels.gated_mlp.problem import GatedMlpProblem
 from kernels.matmul import cost as matmul
 
@@ -34,7 +33,7 @@ def heuristic_config(problem: GatedMlpProblem) -> dict[str, Any]:
     """A good start on every chip: tiles that fit the smallest default VMEM limit (16 MiB)."""
     wide = 1024 if problem.dtype == "bfloat16" else 512
     return {
-        "block_m": matmul.largest_divisor(problem.m, SUBLANES * 4 // DTYPE_BYTES[problem.dtype], wide),
+        "block_m": matmul.largest_divisor(problem.m, sublanes(problem.dtype), wide),
         "block_n": matmul.largest_divisor(problem.n, LANES, 512),
         "block_k": matmul.largest_divisor(problem.k, LANES, 512),
     }

@@ -14,9 +14,9 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from kernels.gated_mlp.reference import ACTIVATIONS, dot
-
-MIB = 1024**2
+from kernels._compiler import compiler_params
+from kernels._precision import dot
+from kernels.gated_mlp.reference import ACTIVATIONS
 
 
 def gated_mlp_pallas(
@@ -81,10 +81,7 @@ def gated_mlp_pallas(
         ],
         out_specs=pl.BlockSpec((block_m, block_n), at(lambda i, j, step: (i, j))),
         scratch_shapes=[pltpu.VMEM((block_m, block_n), jnp.float32)] * 2 if steps > 1 else [],
-        compiler_params=pltpu.CompilerParams(
-            dimension_semantics=("parallel", "parallel", "arbitrary"),
-            vmem_limit_bytes=vmem_limit_mib * MIB if vmem_limit_mib else None,
-        ),
+        compiler_params=compiler_params("parallel", "parallel", "arbitrary", vmem_limit_mib=vmem_limit_mib),
         interpret=interpret,
         name="gated_mlp",
     )(x, w_gate, w_up)

@@ -7,14 +7,9 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from kernels._precision import dot_precision
+from kernels._precision import dot
 
 ACTIVATIONS = {"silu": jax.nn.silu, "gelu": functools.partial(jax.nn.gelu, approximate=True)}
-
-
-def dot(x: jax.Array, y: jax.Array) -> jax.Array:
-    """``x @ y`` in float32. Float32 operands keep their precision (on the MXU that takes six passes)."""
-    return jnp.dot(x, y, precision=dot_precision(x.dtype), preferred_element_type=jnp.float32)
 
 
 def gated_mlp_reference(x: jax.Array, w_gate: jax.Array, w_up: jax.Array, *, activation: str = "silu") -> jax.Array:

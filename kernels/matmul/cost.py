@@ -9,7 +9,7 @@ from autotune.kernel import Cost
 from autotune.outcome import Config
 from autotune.problem import DTYPE_BYTES
 from autotune.space import aligned_divisors
-from kernels._tpu_model import LANES, SUBLANES, cdiv, dma_s, mxu_s, step_s, vpu_s
+from kernels._tpu_model import LANES, cdiv, dma_s, mxu_s, step_s, sublanes, vpu_s
 from kernels.matmul.problem import MatmulProblem
 
 
@@ -83,7 +83,7 @@ def heuristic_config(problem: MatmulProblem) -> dict[str, Any]:
     """A good start on every chip: tiles that fit the smallest default VMEM limit (16 MiB)."""
     wide = 1024 if problem.dtype == "bfloat16" else 512
     return {
-        "block_m": largest_divisor(problem.m, SUBLANES * 4 // DTYPE_BYTES[problem.dtype], wide),
+        "block_m": largest_divisor(problem.m, sublanes(problem.dtype), wide),
         "block_n": largest_divisor(problem.n, LANES, wide),
         "block_k": largest_divisor(problem.k, LANES, 512),
     }

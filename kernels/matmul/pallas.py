@@ -15,9 +15,8 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from kernels._precision import dot_precision
-
-MIB = 1024**2
+from kernels._compiler import compiler_params
+from kernels._precision import dot
 
 
 def matmul_pallas(
@@ -70,23 +69,15 @@ def matmul_pallas(
         ],
         out_specs=pl.BlockSpec((block_m, block_n), at(lambda i, j, step: (i, j))),
         scratch_shapes=[pltpu.VMEM((block_m, block_n), jnp.float32)] if steps > 1 else [],
-        compiler_params=pltpu.CompilerParams(
-            dimension_semantics=("parallel", "parallel", "arbitrary"),
-            vmem_limit_bytes=vmem_limit_mib * MIB if vmem_limit_mib else None,
-        ),
+        compiler_params=compiler_params("parallel", "parallel", "arbitrary", vmem_limit_mib=vmem_limit_mib),
         interpret=interpret,
         name="matmul",
     )(x, y)
 
 
-def _dot(x: jax.Array, y: jax.Array) -> jax.Array:
-    """``x @ y`` in float32. Float32 operands keep their precision (on the MXU that takes six passes)."""
-    return jnp.dot(x, y, precision=dot_precision(x.dtype), preferred_element_type=jnp.float32)
-
-
 def _whole_k_kernel(x_ref, y_ref, out_ref) -> None:
     """One output tile where a block holds the whole k: nothing to accumulate."""
-    out_ref[...] = _dot(x_ref[...], y_ref[...]).astype(out_ref.dtype)
+    out_ref[...] = dot(x_ref[...], y_ref[...]).astype(out_ref.dtype)
 
 
 def _matmul_kernel(x_ref, y_ref, out_ref, acc_ref, *, steps: int, tail: int) -> None:
@@ -107,13 +98,13 @@ def _matmul_kernel(x_ref, y_ref, out_ref, acc_ref, *, steps: int, tail: int) -> 
 
         @pl.when(step < steps - 1)
         def _():
-            acc_ref[...] += _dot(x_ref[...], y_ref[...])
+            acc_ref[...] += dot(x_ref[...], y_ref[...])
 
         @pl.when(step == steps - 1)
         def _():
-            acc_ref[...] += _dot(x_ref[:, :tail], y_ref[:tail, :])
+            acc_ref[...] += dot(x_ref[:, :tail], y_ref[:tail, :])
     else:
-        acc_ref[...] += _dot(x_ref[...], y_ref[...])
+        acc_ref[...] += dot(x_ref[...], y_ref[...])
 
     @pl.when(step == steps - 1)
     def _():

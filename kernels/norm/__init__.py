@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
+from kernels._exports import exported
 
-_EXPORTS = {
-    "NormProblem": "problem",
-    "LAYERNORM_PROBLEMS": "problem",
-    "layernorm": "api",
-    "RMSNORM_PROBLEMS": "problem",
-    "norm_reference": "reference",
-    "rmsnorm": "api",
-}
-__all__ = sorted(_EXPORTS)
-
-
-def __getattr__(name: str) -> Any:
-    """Loads the exported names on first use (PEP 562)."""
-    if name not in _EXPORTS:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_EXPORTS[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return __all__
+__all__, __getattr__, __dir__ = exported(
+    __name__,
+    {
+        "NormProblem": "problem",
+        "LAYERNORM_PROBLEMS": "problem",
+        "layernorm": "api",
+        "RMSNORM_PROBLEMS": "problem",
+        "norm_reference": "reference",
+        "rmsnorm": "api",
+    },
+)

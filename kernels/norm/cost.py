@@ -9,7 +9,7 @@ from autotune.kernel import Cost
 from autotune.outcome import Config
 from autotune.problem import DTYPE_BYTES
 from autotune.space import aligned_divisors
-from kernels._tpu_model import LANES, SUBLANES, cdiv, dma_s, round_up, step_s
+from kernels._tpu_model import LANES, SUBLANES, cdiv, dma_s, round_up, step_s, sublanes
 from kernels.norm.problem import Kind, NormProblem
 
 # Read off the TPU compiler's own cycle counts (d 128 and 4096, v5e and v7x, tiles of 16 to 2048 rows).
@@ -39,11 +39,6 @@ def moved(problem: NormProblem, backward: bool) -> int:
 def width(problem: NormProblem) -> int:
     """A row's length in VMEM, where it fills whole lanes."""
     return round_up(problem.d, LANES)
-
-
-def sublanes(problem: NormProblem) -> int:
-    """What a block's rows are a multiple of, also where there are fewer: the last block may be cut short."""
-    return SUBLANES * 4 // DTYPE_BYTES[problem.dtype]
 
 
 def cost(problem: NormProblem, kind: Kind, backward: bool) -> Cost:
@@ -95,7 +90,7 @@ def heuristic_config(problem: NormProblem, kind: Kind, backward: bool, cores: in
     Args:
         cores: Those that act as one device.
     """
-    align, wide = sublanes(problem), width(problem)
+    align, wide = sublanes(problem.dtype), width(problem)
     temporaries = TEMPORARIES * wide * 4 * _tile(problem, align, backward, problem.rows)
     room = VMEM - temporaries - _sum_bytes(problem, kind, backward)
     longest = LONGEST // (wide * DTYPE_BYTES[problem.dtype])
@@ -127,7 +122,7 @@ def _block(rows: int, tile: int, most: int) -> int:
 
 def plain_config(problem: NormProblem, kind: Kind, backward: bool) -> dict[str, Any]:
     """Blocks of up to 256 rows, each computed at once, as far as that fits the smallest VMEM limit."""
-    block, wide = sublanes(problem), width(problem)
+    block, wide = sublanes(problem.dtype), width(problem)
     at_once = 2 * _row_bytes(problem, backward) + TEMPORARIES * wide * 4
     most = min(256, problem.rows, (VMEM - _sum_bytes(problem, kind, backward)) // at_once)
     while 2 * block <= most:

@@ -18,9 +18,9 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from kernels._compiler import compiler_params
 from kernels.norm.problem import Kind
 
-MIB = 1024**2
 SUBLANES = 8
 
 
@@ -67,7 +67,7 @@ def norm_pallas(
             grid=(pl.cdiv(rows, block_rows),),
             in_specs=[block] * len(arrays) + [pl.BlockSpec((1, d), lambda i: (0, 0))] * len(params),
             out_specs=[block] * len(arrays),
-            compiler_params=_compiler_params("parallel", vmem_limit_mib=vmem_limit_mib),
+            compiler_params=compiler_params("parallel", vmem_limit_mib=vmem_limit_mib),
             interpret=interpret,
             name=kind,
         )(*arrays, *(param.reshape(1, d) for param in params))
@@ -127,17 +127,12 @@ def norm_backward_pallas(
         in_specs=[block] * (1 + len(grads)) + [pl.BlockSpec((1, d), lambda part, step: (0, 0))],
         out_specs=[block] + [pl.BlockSpec((None, 1, d), lambda part, step: (part, 0, 0))] * len(params),
         scratch_shapes=[pltpu.VMEM((SUBLANES, d), jnp.float32)] * len(params),
-        compiler_params=_compiler_params("parallel", "arbitrary", vmem_limit_mib=vmem_limit_mib),
+        compiler_params=compiler_params("parallel", "arbitrary", vmem_limit_mib=vmem_limit_mib),
         interpret=interpret,
         name=f"{kind}_bwd",
     )(x, *grads, params[0].reshape(1, d))
     totals = [each[0, 0] if parts == 1 else jnp.sum(each, axis=(0, 1)) for each in partial]
     return dx, *(total.astype(param.dtype) for total, param in zip(totals, params, strict=True))
-
-
-def _compiler_params(*dimension_semantics: str, vmem_limit_mib: int | None) -> pltpu.CompilerParams:
-    limit = vmem_limit_mib * MIB if vmem_limit_mib else None
-    return pltpu.CompilerParams(dimension_semantics=dimension_semantics, vmem_limit_bytes=limit)
 
 
 def _forward_kernel(*refs, kind: Kind, eps: float, arrays: int, tile_rows: int, unroll: int) -> None:

@@ -82,7 +82,7 @@ class AnalyticEngine(_PooledEngine):
     def evaluate(self, config: Config) -> Future[Outcome]:
         task = self.task
         time_ms = task.kernel.estimate_ms(task.problem, config, task.chip)
-        return self._done(Outcome(Status.OK, time_ms=time_ms, source=Source.ANALYTIC, message="analytic estimate"))
+        return self._done(Outcome(Status.OK, time_ms=time_ms, source=Source.ANALYTIC))
 
     def evaluate_reference(self) -> Future[Outcome]:
         return self._done(Outcome(Status.COMPILE_ERROR, message="XLA's time is not known: no TPU compiler"))

@@ -11,6 +11,7 @@ _COMPUTATION = re.compile(r"^%(?P<name>[\w.\-]+) \(.*\{$")
 _CALLS = re.compile(r"(?:calls|to_apply)=%([\w.\-]+)")
 _BODY = re.compile(r'"custom_call_config":\{"body":"([^"]*)"')
 _PALLAS = 'custom_call_target="tpu_custom_call"'
+_OPERAND = re.compile(r"%([\w.\-]+)")
 _NAME = re.compile(r"%[\w.\-]+")
 # What tells ops apart without changing what they do.
 _IRRELEVANT = re.compile(r", (?:metadata|backend_config|frontend_attributes|sharding|calls|to_apply)=.*$")
@@ -32,7 +33,7 @@ def signatures(hlo: str) -> dict[str, str]:
             body = None
 
     def signature(match: re.Match[str]) -> str:
-        operands = [ops[name]["type"] for name in re.findall(r"%([\w.\-]+)", match["operands"]) if name in ops]
+        operands = [ops[name]["type"] for name in _operands(match) if name in ops]
         called = "\n".join(line for name in _CALLS.findall(match["rest"]) for line in bodies.get(name, ()))
         kernel = ""
         if _PALLAS in match["rest"]:  # equal only with the same body; where the text breaks off before it, with none
@@ -46,12 +47,16 @@ def signatures(hlo: str) -> dict[str, str]:
 
 def pallas_calls(hlo: str) -> dict[str, list[str]]:
     """Name of each Pallas call to the types of its operands with their layouts."""
-    types = {match["name"]: match["type"] for line in hlo.splitlines() if (match := _OP.match(line))}
-    found = {}
-    for line in hlo.splitlines():
-        if (match := _OP.match(line)) and _PALLAS in match["rest"]:
-            found[match["name"]] = [types.get(name, "") for name in re.findall(r"%([\w.\-]+)", match["operands"])]
-    return found
+    ops = {match["name"]: match for line in hlo.splitlines() if (match := _OP.match(line))}
+    return {
+        name: [ops[operand]["type"] if operand in ops else "" for operand in _operands(match)]
+        for name, match in ops.items()
+        if _PALLAS in match["rest"]
+    }
+
+
+def _operands(op: re.Match[str]) -> list[str]:
+    return _OPERAND.findall(op["operands"])
 
 
 def estimated_cycles(hlo: str) -> int | None:

@@ -42,6 +42,8 @@ def known_operands(hlo: str, calls: Sequence[PallasCall]) -> dict[str, Operands]
     Args:
         calls: All of the program's.
     """
+    if not calls:
+        return {}
     by_shape: dict[tuple[tuple[int, ...], ...], list[PallasCall]] = defaultdict(list)
     for call in calls:
         by_shape[tuple(shape for shape, _ in call.operands)].append(call)
