@@ -60,7 +60,8 @@ class Problem:
         return self.from_dict({**self.to_dict(), **fields})
 
     def __str__(self) -> str:
-        return ",".join(f"{name}={_text(value)}" for name, value in self.to_dict().items())
+        """All fields but the optional ones that are left out, as `from_dict` reads them."""
+        return ",".join(f"{name}={_text(value)}" for name, value in self.to_dict().items() if value is not None)
 
 
 def field_kinds(cls: type[Problem]) -> dict[str, tuple[type, bool]]:
@@ -112,4 +113,4 @@ def parse_pairs(text: str, what: str) -> dict[str, str]:
 
 
 def _text(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) or value is None else str(value)
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,7 @@ from autotune.chips import MIB, Chip
 from autotune.kernel import ArraySpec, Cost, Kernel
 from autotune.outcome import Config
 from autotune.space import Constraint, Param, Space, aligned_divisors
-from kernels._tpu_model import LANES, sublanes
+from kernels._tpu_model import LANES
 from kernels.attention import cost as model
 from kernels.attention.problem import PROBLEMS, AttentionProblem
 from search_spaces._common import (
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 LARGEST_BLOCK, LARGEST_TILE = 4096, 1024
 LARGEST_CODE = 1024 * 1024
+SEQUENCES = 4  # that share a row in the inputs of packed problems
 MANY_PARTS = 8  # candidates of a tile's side, beside each block's largest
 LARGE = 100_000_000  # scores of a validation problem that a CPU works through in some seconds
 
@@ -36,11 +38,12 @@ class AttentionKernel(Kernel):
     """Flash attention, forward: see `kernels.attention`."""
 
     name = "attention"
-    summary = "softmax attention, causal or full, grouped-query; forward flash kernel"
+    summary = "softmax attention: causal, windowed, capped, packed, grouped-query; forward flash kernel"
     problem_type = AttentionProblem
     problems = PROBLEMS
     sources = (
         "kernels.attention.pallas",
+        "kernels.attention.tiles",
         "kernels.attention.blocks",
         "kernels.attention.reference",
         "kernels._precision",
@@ -48,7 +51,7 @@ class AttentionKernel(Kernel):
     )
 
     def space(self, problem: AttentionProblem, chip: Chip) -> Space:
-        rows = sublanes(problem.dtype)
+        rows = model.query_rows(problem)
         block_q = block_candidates(problem.q_len, rows, largest=LARGEST_BLOCK)
         block_kv = block_candidates(problem.kv_len, LANES, largest=LARGEST_BLOCK)
         params = [
@@ -93,23 +96,43 @@ class AttentionKernel(Kernel):
 
     def arguments(self, problem: AttentionProblem) -> tuple[ArraySpec, ...]:
         q = ArraySpec((problem.batch, problem.heads, problem.q_len, problem.head_dim), problem.dtype)
-        kv = ArraySpec((problem.batch, problem.kv_heads, problem.kv_len, problem.head_dim), problem.dtype)
-        return q, kv, kv
+        k, v = (
+            ArraySpec((problem.batch, problem.kv_heads, problem.kv_len, dim), problem.dtype)
+            for dim in (problem.head_dim, problem.value_dim)
+        )
+        return q, k, v, *self._segments(problem)
+
+    def _segments(self, problem: AttentionProblem) -> tuple[ArraySpec, ...]:
+        lengths = (problem.q_len, problem.kv_len) if problem.packed else ()
+        return tuple(ArraySpec((problem.batch, length), "int32") for length in lengths)
+
+    def make_inputs(self, problem: AttentionProblem, seed: int) -> tuple[jax.Array, ...]:
+        """Random arrays; packed sequences are of random lengths, and the queries are the last of the keys."""
+        if not problem.packed:
+            return super().make_inputs(problem, seed)
+        import jax.numpy as jnp
+        import numpy as np
+
+        *arrays, _, _ = super().make_inputs(problem, seed)
+        rng, length = np.random.default_rng(seed), max(problem.q_len, problem.kv_len)
+        ends = rng.integers(0, length, (problem.batch, SEQUENCES - 1))
+        ids = jnp.asarray((np.arange(length) >= ends[:, :, None]).sum(1), jnp.int32)
+        return *arrays, ids[:, length - problem.q_len :], ids[:, length - problem.kv_len :]
 
     def bind(self, problem: AttentionProblem, config: Config, *, interpret: Any = False) -> Callable[..., jax.Array]:
         from kernels.attention.pallas import attention_pallas
 
-        return functools.partial(attention_pallas, causal=problem.causal, **config, interpret=interpret)
+        return functools.partial(attention_pallas, **problem.options, **config, interpret=interpret)
 
     def reference(self, problem: AttentionProblem) -> Callable[..., jax.Array]:
         from kernels.attention.reference import attention_reference
 
-        return functools.partial(attention_reference, causal=problem.causal)
+        return functools.partial(attention_reference, **problem.options)
 
     def validation_reference(self, problem: AttentionProblem) -> Callable[..., jax.Array]:
         from kernels.attention.reference import attention_in_pieces
 
-        return functools.partial(attention_in_pieces, causal=problem.causal)
+        return functools.partial(attention_in_pieces, **problem.options)
 
     def baselines(self, problem: AttentionProblem, chip: Chip) -> dict[str, Config]:
         block_kv = min(problem.kv_len, LANES)
@@ -129,11 +152,16 @@ class AttentionKernel(Kernel):
         """The problem's own path over a few blocks each way; three with uneven edges; several of all heads.
 
         The diagonal cuts the blocks where it does on the problem: kv_len - q_len is kept modulo the blocks'
-        common step, which is what the kernel's choice of branches depends on. Blocks too large for three of them
+        common step, which is what the kernel's choice of branches depends on; and so is a window, which is made to
+        end within these few blocks. Blocks too large for three of them
         under each of several heads have three under one or two, and the heads are tested on a few tiles.
         """
         blocks = model.blocks_of(problem, config)
         block_q, block_kv = blocks.block_q, blocks.block_kv
+        if problem.window is not None:
+            step = math.lcm(block_q, block_kv)
+            step = step if step <= 2 * max(block_q, block_kv) else max(block_q, block_kv)
+            problem = problem.replace({"window": (problem.window - 1) % step + 1})
         group = problem.heads // problem.kv_heads
         one, two = ({"batch": 1, "kv_heads": 1, "heads": heads} for heads in (1, min(2, group)))
         kv_heads = min(2, problem.kv_heads)

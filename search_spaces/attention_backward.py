@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from autotune.chips import MIB, Chip
+from autotune.errors import UsageError
 from autotune.kernel import ArraySpec, Cost
 from autotune.outcome import Config
 from autotune.space import Constraint, Param, Space
@@ -31,20 +32,23 @@ from search_spaces.attention import (
 if TYPE_CHECKING:
     import jax
 
+ROOM = 1.25  # VMEM that the compiler takes, at most, by what the fused kernel's blocks and sums take
+
 
 class _BackwardKernel(AttentionKernel):
-    """What both have in common: arguments, blocks, and the small problems they are validated on."""
+    """What all have in common: arguments, blocks, and the small problems they are validated on."""
 
     sources = (
-        "kernels.attention.pallas",
         "kernels.attention.backward",
+        "kernels.attention.backward_tiles",
+        "kernels.attention.tiles",
         "kernels.attention.blocks",
         "kernels.attention.reference",
         "kernels._precision",
         "kernels._compiler",
     )
-    products: ClassVar[int]  # matmuls over the scores
-    of_keys: ClassVar[bool]  # whether it gives the gradients of k and v; else that of q
+    of_queries: ClassVar[bool] = False  # whether it gives the gradient of q
+    of_keys: ClassVar[bool] = False  # whether it gives those of k and v
 
     def space(self, problem: AttentionProblem, chip: Chip) -> Space:
         # Queries lie along the lanes, in blocks and in tiles.
@@ -77,15 +81,19 @@ class _BackwardKernel(AttentionKernel):
             vmem_limit_constraint(chip),
             Constraint(
                 "the blocks alone need more VMEM than vmem_limit_mib: take smaller blocks or a higher limit",
-                lambda config: model.backward_vmem_lower_bound(problem, config) <= config["vmem_limit_mib"] * MIB,
+                lambda config: self._vmem_bound(problem, config) <= config["vmem_limit_mib"] * MIB,
             ),
         ]
         return Space(params, constraints)
 
+    def _vmem_bound(self, problem: AttentionProblem, config: Config) -> int:
+        return model.backward_vmem_lower_bound(problem, config, of_queries=self.of_queries, of_keys=self.of_keys)
+
     def arguments(self, problem: AttentionProblem) -> tuple[ArraySpec, ...]:
-        q, k, v = super().arguments(problem)
+        q, k, v, *segments = super().arguments(problem)
+        grad = ArraySpec((*q.shape[:3], problem.value_dim), problem.dtype)
         statistic = ArraySpec(q.shape[:3], "float32")
-        return q, k, v, q, statistic, statistic
+        return q, k, v, grad, statistic, statistic, *segments
 
     def make_inputs(self, problem: AttentionProblem, seed: int) -> tuple[jax.Array, ...]:
         """Random q, k, v and grad; the statistics are those of their forward pass."""
@@ -94,11 +102,11 @@ class _BackwardKernel(AttentionKernel):
 
         from kernels.attention.reference import attention_lse, attention_reference
 
-        q, k, v, grad, *_ = super().make_inputs(problem, seed)
-        wide = [x.astype(jnp.float32) for x in (q, k, v)]
-        out = jax.jit(functools.partial(attention_reference, causal=problem.causal))(*wide)
-        lse = jax.jit(functools.partial(attention_lse, causal=problem.causal))(*wide[:2])
-        return q, k, v, grad, lse, jnp.sum(grad.astype(jnp.float32) * out, axis=-1)
+        q, k, v, grad, _, _, *segments = super().make_inputs(problem, seed)
+        q32, k32, v32 = (x.astype(jnp.float32) for x in (q, k, v))
+        out = jax.jit(functools.partial(attention_reference, **problem.options))(q32, k32, v32, *segments)
+        lse = jax.jit(functools.partial(attention_lse, **problem.options))(q32, k32, *segments)
+        return q, k, v, grad, lse, jnp.sum(grad.astype(jnp.float32) * out, axis=-1), *segments
 
     def validation_reference(self, problem: AttentionProblem) -> Callable[..., Any]:
         return self.reference(problem)
@@ -107,10 +115,10 @@ class _BackwardKernel(AttentionKernel):
         return self.space(problem, chip).parse(model.backward_heuristic_config(problem))
 
     def cost(self, problem: AttentionProblem) -> Cost:
-        return model.backward_cost(problem, products=self.products, of_keys=self.of_keys)
+        return model.backward_cost(problem, of_queries=self.of_queries, of_keys=self.of_keys)
 
     def estimate_ms(self, problem: AttentionProblem, config: Config, chip: Chip) -> float:
-        return model.backward_estimate_ms(problem, config, chip, products=self.products)
+        return model.backward_estimate_ms(problem, config, chip, of_queries=self.of_queries, of_keys=self.of_keys)
 
 
 class AttentionDqKernel(_BackwardKernel):
@@ -118,17 +126,17 @@ class AttentionDqKernel(_BackwardKernel):
 
     name = "attention_dq"
     summary = "attention's gradient with respect to q; backward flash kernel"
-    products, of_keys = 3, False
+    of_queries = True
 
     def bind(self, problem: AttentionProblem, config: Config, *, interpret: Any = False) -> Callable[..., jax.Array]:
         from kernels.attention.backward import attention_dq_pallas
 
-        return functools.partial(attention_dq_pallas, causal=problem.causal, **config, interpret=interpret)
+        return functools.partial(attention_dq_pallas, **problem.options, **config, interpret=interpret)
 
     def reference(self, problem: AttentionProblem) -> Callable[..., jax.Array]:
         from kernels.attention.reference import attention_dq_reference
 
-        return functools.partial(attention_dq_reference, causal=problem.causal)
+        return functools.partial(attention_dq_reference, **problem.options)
 
 
 class AttentionDkvKernel(_BackwardKernel):
@@ -136,14 +144,44 @@ class AttentionDkvKernel(_BackwardKernel):
 
     name = "attention_dkv"
     summary = "attention's gradients with respect to k and v; backward flash kernel"
-    products, of_keys = 4, True
+    of_keys = True
 
     def bind(self, problem: AttentionProblem, config: Config, *, interpret: Any = False) -> Callable[..., Any]:
         from kernels.attention.backward import attention_dkv_pallas
 
-        return functools.partial(attention_dkv_pallas, causal=problem.causal, **config, interpret=interpret)
+        return functools.partial(attention_dkv_pallas, **problem.options, **config, interpret=interpret)
 
     def reference(self, problem: AttentionProblem) -> Callable[..., Any]:
         from kernels.attention.reference import attention_dkv_reference
 
-        return functools.partial(attention_dkv_reference, causal=problem.causal)
+        return functools.partial(attention_dkv_reference, **problem.options)
+
+
+class AttentionBwdKernel(_BackwardKernel):
+    """All gradients in one pass: see `kernels.attention.backward`."""
+
+    name = "attention_bwd"
+    summary = "attention's gradients with respect to q, k and v at once; fused backward flash kernel"
+    of_queries = of_keys = True
+
+    def bind(self, problem: AttentionProblem, config: Config, *, interpret: Any = False) -> Callable[..., Any]:
+        from kernels.attention.backward import attention_bwd_pallas
+
+        return functools.partial(attention_bwd_pallas, **problem.options, **config, interpret=interpret)
+
+    def reference(self, problem: AttentionProblem) -> Callable[..., Any]:
+        from kernels.attention.reference import attention_bwd_reference
+
+        return functools.partial(attention_bwd_reference, **problem.options)
+
+    def heuristic(self, problem: AttentionProblem, chip: Chip) -> Config:
+        """The blocks of the others, under a limit that leaves room for the sums of a whole kv head."""
+        space, blocks = self.space(problem, chip), model.backward_heuristic_config(problem)
+        need = ROOM * self._vmem_bound(problem, blocks)
+        for limit in space.params["vmem_limit_mib"].candidates:
+            if need <= limit * MIB:
+                return space.parse({**blocks, "vmem_limit_mib": limit})
+        raise UsageError(
+            f"{self.name} needs about {need / MIB:.0f} MiB of VMEM for {problem}, more than {chip.name} has to give: "
+            "use attention_dq and attention_dkv (backward='split')"
+        )
