@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from autotune.chips import CHIPS
+from autotune.chips import CHIPS, Chip
 from autotune.outcome import Config
 from autotune.problem import Problem
 
@@ -16,12 +16,18 @@ def choose_config(kernel: str, problem: Problem, config: Config | None, heuristi
     """The caller's config, or the preset for `problem` on the attached TPU, or the heuristic one."""
     if config is not None:
         return config
-    kind = jax.devices()[0].device_kind
-    if kind not in {chip.device_kind for chip in CHIPS.values()}:
+    chip = attached_chip()
+    if chip is None:
         return heuristic()  # Elsewhere only a caller who forces the kernel to run needs a config.
     from autotune import presets
 
-    return presets.lookup(kernel, problem, device_kind=kind)
+    return presets.lookup(kernel, problem, device_kind=chip.device_kind)
+
+
+def attached_chip() -> Chip | None:
+    """The TPU that programs run on; None where it is another device."""
+    kind = jax.devices()[0].device_kind
+    return next((chip for chip in CHIPS.values() if chip.device_kind == kind), None)
 
 
 def run(kernel: Callable[..., jax.Array], reference: Callable[..., jax.Array], interpret: Any, *args: jax.Array):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autotune.chips import Chip
+from autotune.chips import MIB, Chip
 from autotune.problem import DTYPE_BYTES
 
 # Fitted to a published sweep of 63 matmul block shapes on a v5e (mean error 3%, Spearman 0.997).
@@ -20,6 +20,12 @@ def round_up(size: int, multiple: int) -> int:
 def sublanes(dtype: str) -> int:
     """Rows of one VMEM tile: 8 of 32 bits, 16 of 16 bits."""
     return SUBLANES * 4 // DTYPE_BYTES[dtype]
+
+
+def vmem_limits(chip: Chip) -> tuple[int, ...]:
+    """The compiler's default, then what a kernel may take of the physical VMEM, in MiB."""
+    default, physical = chip.scoped_vmem_bytes // MIB, chip.vmem_bytes // MIB
+    return tuple(sorted({default} | {size for size in (32, 64, 96) if default < size <= 0.8 * physical}))
 
 
 def cdiv(a: int, b: int) -> int:

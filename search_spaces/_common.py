@@ -9,7 +9,7 @@ from autotune.chips import MIB, Chip
 from autotune.outcome import Config
 from autotune.problem import DTYPE_BYTES
 from autotune.space import Constraint, Param, aligned_divisors
-from kernels._tpu_model import LANES, cdiv, round_up, sublanes
+from kernels._tpu_model import LANES, cdiv, round_up, sublanes, vmem_limits
 from kernels.matmul.problem import MatmulProblem
 
 Tiled = TypeVar("Tiled", bound=MatmulProblem)  # matrices of m, n and k that the blocks cut into tiles
@@ -51,12 +51,6 @@ def block_constraint(name: str, dimension: str, size: int, align: int) -> Constr
         f"{name} must be a positive multiple of {align} up to {dimension}={size}, or the whole {size}",
         lambda config: config[name] == size or (0 < config[name] <= size and config[name] % align == 0),
     )
-
-
-def vmem_limits(chip: Chip) -> tuple[int, ...]:
-    """The compiler's default, then what a kernel may take of the physical VMEM, in MiB."""
-    default, physical = chip.scoped_vmem_bytes // MIB, chip.vmem_bytes // MIB
-    return tuple(sorted({default} | {size for size in (32, 64, 96) if default < size <= 0.8 * physical}))
 
 
 def vmem_param(chip: Chip) -> Param:

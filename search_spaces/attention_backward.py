@@ -32,8 +32,6 @@ from search_spaces.attention import (
 if TYPE_CHECKING:
     import jax
 
-ROOM = 1.25  # VMEM that the compiler takes, at most, by what the fused kernel's blocks and sums take
-
 
 class _BackwardKernel(AttentionKernel):
     """What all have in common: arguments, blocks, and the small problems they are validated on."""
@@ -176,12 +174,10 @@ class AttentionBwdKernel(_BackwardKernel):
 
     def heuristic(self, problem: AttentionProblem, chip: Chip) -> Config:
         """The blocks of the others, under a limit that leaves room for the sums of a whole kv head."""
-        space, blocks = self.space(problem, chip), model.backward_heuristic_config(problem)
-        need = ROOM * self._vmem_bound(problem, blocks)
-        for limit in space.params["vmem_limit_mib"].candidates:
-            if need <= limit * MIB:
-                return space.parse({**blocks, "vmem_limit_mib": limit})
-        raise UsageError(
-            f"{self.name} needs about {need / MIB:.0f} MiB of VMEM for {problem}, more than {chip.name} has to give: "
-            "use attention_dq and attention_dkv (backward='split')"
-        )
+        config = model.fused_heuristic_config(problem, chip)
+        if config is None:
+            raise UsageError(
+                f"{self.name}: the sums of a whole kv head of {problem} leave no room in the VMEM of {chip.name}: "
+                "use attention_dq and attention_dkv (backward='split')"
+            )
+        return self.space(problem, chip).parse(config)

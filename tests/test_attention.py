@@ -9,56 +9,79 @@ from hypothesis import strategies as st
 
 from autotune.chips import CHIPS
 from autotune.errors import UsageError
-from kernels.attention import PROBLEMS, attention, attention_reference
-from kernels.attention import pallas as flash
+from kernels.attention import PROBLEMS, attention, attention_reference, tiles
 from kernels.attention import reference as references
 from kernels.attention.blocks import Blocks
 from kernels.attention.cost import cost, estimate_ms, heuristic_config
 from tests.test_validation import NAN_MEMORY
 
 
-def arrays(q_len: int, kv_len: int, *, heads: int = 2, kv_heads: int = 1, dim: int = 32, dtype: str = "float32"):
-    shapes = [(1, heads, q_len, dim), (1, kv_heads, kv_len, dim), (1, kv_heads, kv_len, dim)]
+def arrays(q_len, kv_len, *, heads=2, kv_heads=1, dim=32, v_dim=None, dtype="float32"):
+    shapes = [(1, heads, q_len, dim), (1, kv_heads, kv_len, dim), (1, kv_heads, kv_len, v_dim or dim)]
     keys = jax.random.split(jax.random.key(q_len + kv_len), 3)
     return [jax.random.normal(key, shape).astype(dtype) for key, shape in zip(keys, shapes, strict=True)]
 
 
-def plain(q, k, v, causal: bool) -> np.ndarray:
+def some_segments(length: int, count: int) -> jax.Array:
+    """`count` sequences of different lengths in a row; the last may be missing in a row with fewer."""
+    return jnp.asarray(np.sort(np.random.default_rng(length).integers(0, count, (1, length))), jnp.int32)
+
+
+def plain(q, k, v, causal: bool, window=None, soft_cap=None, ids=None) -> np.ndarray:
     """Softmax attention in float64, one query at a time."""
     q, k, v = (np.asarray(x, np.float64) for x in (q, k, v))
     group, offset = q.shape[1] // k.shape[1], k.shape[2] - q.shape[2]
-    out = np.empty(q.shape)
+    out = np.zeros((*q.shape[:3], v.shape[3]))
     for b, h, i in np.ndindex(q.shape[:3]):
-        seen = slice(0, i + offset + 1 if causal else None)
-        scores = k[b, h // group, seen] @ q[b, h, i] / q.shape[3] ** 0.5
-        weights = np.exp(scores - scores.max())
-        out[b, h, i] = weights @ v[b, h // group, seen] / weights.sum()
+        key = np.arange(k.shape[2])
+        seen = key <= i + offset if causal else key >= 0
+        if window:
+            seen &= key > i + offset - window
+        if ids:
+            seen &= np.asarray(ids[1][b]) == int(ids[0][b, i])
+        if seen.any():
+            scores = k[b, h // group, seen] @ q[b, h, i] / q.shape[3] ** 0.5
+            scores = soft_cap * np.tanh(scores / soft_cap) if soft_cap else scores
+            weights = np.exp(scores - scores.max())
+            out[b, h, i] = weights @ v[b, h // group, seen] / weights.sum()
     return out
 
 
 @settings(max_examples=3, deadline=None, derandomize=True)
 @given(
-    q_len=st.integers(1, 100),
+    q_len=st.integers(1, 200),
     more=st.integers(0, 200),
-    block_q=st.sampled_from([32, 128]),
+    block_q=st.sampled_from([128, 256]),
     block_kv=st.sampled_from([128, 256]),
-    causal=st.booleans(),
+    mask=st.sampled_from([{}, {"causal": False}]) | st.fixed_dictionaries({"window": st.integers(1, 300)}),
+    soft_cap=st.sampled_from([None, 3.0]),
+    packed=st.booleans(),
     tile_q=st.sampled_from([32, 16]),
     unroll=st.sampled_from([1, 2]),
     row_sum=st.sampled_from(["vpu", "mxu"]),
     dtype=st.sampled_from(["float32", "bfloat16"]),
 )
 @example(
-    q_len=256, more=0, block_q=128, block_kv=256, tile_q=64, unroll=2, causal=True, row_sum="mxu", dtype="float32"
+    q_len=256, more=0, block_q=128, block_kv=256, tile_q=64, unroll=2, mask={}, soft_cap=None, packed=False,
+    row_sum="mxu", dtype="float32",
 )  # fmt: skip
 @example(
-    q_len=70, more=200, block_q=16, block_kv=256, tile_q=16, unroll=1, causal=True, row_sum="vpu", dtype="float32"
+    q_len=70, more=200, block_q=16, block_kv=256, tile_q=16, unroll=1, mask={"window": 100}, soft_cap=2.0,
+    packed=False, row_sum="vpu", dtype="float32",
 )  # fmt: skip
 @example(
-    q_len=150, more=0, block_q=128, block_kv=256, tile_q=32, unroll=2, causal=False, row_sum="mxu", dtype="float32"
-)
-def test_any_shape_is_right_with_nan_memory(q_len, more, block_q, block_kv, tile_q, unroll, causal, row_sum, dtype):
-    q, k, v = arrays(q_len, q_len + more, dtype=dtype)
+    q_len=150, more=0, block_q=128, block_kv=256, tile_q=32, unroll=2, mask={"causal": False}, soft_cap=None,
+    packed=False, row_sum="mxu", dtype="float32",
+)  # fmt: skip
+@example(
+    q_len=200, more=-90, block_q=128, block_kv=128, tile_q=64, unroll=2, mask={"causal": False}, soft_cap=None,
+    packed=True, row_sum="vpu", dtype="float32",
+)  # fmt: skip
+def test_any_shape_is_right_with_nan_memory(
+    q_len, more, block_q, block_kv, mask, soft_cap, packed, tile_q, unroll, row_sum, dtype
+):
+    q, k, v = arrays(q_len, q_len + more, v_dim=48, dtype=dtype)
+    ids = (some_segments(q_len, 4), some_segments(q_len + more, 3)) if packed else None
     config = {
         "block_q": block_q,
         "block_kv": block_kv,
@@ -67,8 +90,10 @@ def test_any_shape_is_right_with_nan_memory(q_len, more, block_q, block_kv, tile
         "unroll": unroll,
         "row_sum": row_sum,
     }
-    got = np.asarray(attention(q, k, v, causal=causal, config=config, interpret=NAN_MEMORY), np.float64)
-    np.testing.assert_allclose(got, plain(q, k, v, causal), atol=2e-5 if dtype == "float32" else 3e-2)
+    options = {"causal": True, "soft_cap": soft_cap, **mask}
+    got = attention(q, k, v, segment_ids=ids, **options, config=config, interpret=NAN_MEMORY)
+    right = plain(q, k, v, ids=ids, **options)
+    np.testing.assert_allclose(np.asarray(got, np.float64), right, atol=2e-5 if dtype == "float32" else 3e-2)
 
 
 def test_query_heads_in_a_row_share_a_kv_head():
@@ -87,12 +112,16 @@ def test_runs_and_differentiates_where_there_is_no_tpu():
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("causal", [True, False])
-def test_the_reference_in_pieces_is_the_reference(monkeypatch, causal):
-    q, k, v = arrays(70, 90, heads=6, kv_heads=2)
+@pytest.mark.parametrize("options", [{}, {"causal": False}, {"window": 20, "soft_cap": 2.0}])
+@pytest.mark.parametrize("packed", [True, False])
+def test_the_reference_in_pieces_is_the_reference(monkeypatch, options, packed):
+    q, k, v = arrays(70, 90, heads=6, kv_heads=2, v_dim=48)
+    ids = (some_segments(70, 3), some_segments(90, 3)) if packed else ()
     monkeypatch.setattr(references, "PIECE", 5000)
-    got = references.attention_in_pieces(q, k, v, causal=causal)
-    np.testing.assert_allclose(got, attention_reference(q, k, v, causal=causal), rtol=1e-5, atol=1e-6)
+    got = references.attention_in_pieces(q, k, v, *ids, **options)
+    want = attention_reference(q, k, v, *ids, **options)
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(want, plain(q, k, v, ids=ids, **{"causal": True, **options}), rtol=1e-4, atol=1e-5)
 
 
 def test_large_scores_do_not_overflow():
@@ -113,32 +142,66 @@ def test_arguments_that_do_not_fit_are_refused():
         attention(q, k.astype(jnp.bfloat16), v, causal=False)
     with pytest.raises(UsageError, match=r"must be \[batch, heads, q_len, head_dim\]"):
         attention(q, k[:, :, :, :16], v, causal=False)
+    with pytest.raises(UsageError, match="window=4: needs causal=true"):
+        attention(q, k, v, causal=False, window=4)
+    with pytest.raises(UsageError, match=r"soft_cap=-1.0: must be a positive number"):
+        attention(q, k, v, causal=False, soft_cap=-1.0)
+    with pytest.raises(UsageError, match="must be integers of"):
+        attention(q, k, v, causal=False, segment_ids=jnp.zeros((1, 9), jnp.int32))
+    with pytest.raises(UsageError, match="backward=both: must be split or fused"):
+        attention(q, k, v, causal=False, backward="both")
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
     q_len=st.integers(1, 400),
     more=st.integers(0, 300),
     block_q=st.sampled_from([16, 64, 128, 256]),
     block_kv=st.sampled_from([128, 256, 384]),
+    window=st.integers(1, 700) | st.none(),
     causal=st.booleans(),
 )
-def test_the_loops_take_each_tile_that_is_seen_and_mask_each_that_is_cut(q_len, more, block_q, block_kv, causal):
-    tile_q, tile_kv, kv_len = 16, 128, q_len + more
-    blocks = Blocks(q_len, kv_len, block_q, block_kv, tile_q, tile_kv, causal)
+def test_the_loops_take_each_tile_that_is_seen_once_and_mask_each_that_is_cut(
+    q_len, more, block_q, block_kv, window, causal
+):
+    height, width, kv_len = 16, 128, q_len + more
+    window = window if causal else None
+    blocks = Blocks(q_len, kv_len, block_q, block_kv, height, width, causal, window)
     query, key = np.arange(q_len)[:, None], np.arange(kv_len)[None, :]
     seen = (key <= query + more) if causal else np.ones((q_len, kv_len), bool)
-    for i, j in np.ndindex(blocks.q_blocks, blocks.kv_blocks):
-        for r in range(int(flash.tile_rows(blocks, i))):
-            clear, end = (int(n) for n in flash.visible(blocks, i, j, r * tile_q))
-            rows = slice(i * block_q + r * tile_q, min(q_len, i * block_q + (r + 1) * tile_q))
-            for c in range(blocks.column_tiles):
-                start = j * block_kv + c * tile_kv
-                tile = seen[rows, start : start + tile_kv]
-                whole = tile.shape[1] == tile_kv and tile.all()
-                assert c < end or not tile.any()
-                assert c >= clear or whole
-            assert i * blocks.block_q + r * tile_q < q_len
+    if window:
+        seen &= key > query + more - window
+
+    def check(found: dict, i: int, j: int, row: int, column: int, masked: bool):
+        """A tile that is taken; `found` has those that were."""
+        rows, columns = i * block_q + row * height, j * block_kv + column * width
+        assert (rows, columns) not in found
+        tile = seen[rows : rows + height, columns : columns + width]
+        assert masked or (tile.all() and tile.shape[1] == width)
+        found[rows, columns] = tile
+
+    def taken(ranges):
+        """(tile, masked) in the order of the loops, which are the kernels' own."""
+        first, clear, cut, end = (int(n) for n in ranges)
+        right = max(clear, cut)
+        return [
+            (t, not clear <= t < cut) for t in [*range(first, min(clear, end)), *range(clear, cut), *range(right, end)]
+        ]
+
+    by_row, by_column = {}, {}
+    for i, step in np.ndindex(blocks.q_blocks, blocks.kv_steps):
+        j, needed = (int(n) for n in tiles.kv_block(blocks, i, step))
+        for row in range(int(tiles.row_tiles(blocks, i))) if j >= needed else ():
+            for column, masked in taken(tiles.key_tiles(blocks, i, j, row * height)):
+                check(by_row, i, j, row, column, masked)
+    for j, step in np.ndindex(blocks.kv_blocks, blocks.q_steps):
+        i, needed = (int(n) for n in tiles.q_block(blocks, j, step))
+        for column in range(blocks.column_tiles) if i >= needed else ():
+            for row, masked in taken(tiles.query_tiles(blocks, i, j, column * width)):
+                check(by_column, i, j, row, column, masked or blocks.uneven_kv)
+    for found in (by_row, by_column):
+        assert sum(tile.sum() for tile in found.values()) == seen.sum()
+    assert all(tile.any() for tile in by_row.values())
 
 
 def test_no_estimate_beats_the_roofline_and_128_wide_blocks_rank_last():

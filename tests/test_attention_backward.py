@@ -1,5 +1,8 @@
 """Attention's gradients: numerics on ragged shapes, and wrong kernels that validation rejects."""
 
+import contextlib
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,12 +10,15 @@ import pytest
 from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
+from autotune.chips import CHIPS
+from autotune.errors import UsageError
 from autotune.validation import validate
-from kernels.attention import attention, attention_reference, backward
+from kernels.attention import api, attention, attention_reference, backward, backward_tiles, tiles
 from kernels.attention import pallas as flash
 from kernels.attention.reference import attention_lse
-from search_spaces.attention_backward import AttentionDkvKernel, AttentionDqKernel
-from tests.test_attention import arrays
+from search_spaces.attention import AttentionKernel
+from search_spaces.attention_backward import AttentionBwdKernel, AttentionDkvKernel, AttentionDqKernel
+from tests.test_attention import arrays, some_segments
 from tests.test_validation import NAN_MEMORY, REJECTED, rewrite
 
 BLOCKS = {"block_q": 128, "block_kv": 128}
@@ -23,44 +29,90 @@ BLOCKS = {"block_q": 128, "block_kv": 128}
     q_len=st.integers(1, 300),
     more=st.integers(0, 200),
     group=st.integers(1, 3),
-    causal=st.booleans(),
+    options=st.fixed_dictionaries(
+        {"causal": st.just(True), "soft_cap": st.sampled_from([None, 3.0])}, optional={"window": st.integers(1, 300)}
+    ),
+    packed=st.booleans(),
     dtype=st.sampled_from(["float32", "bfloat16"]),
+    backward=st.sampled_from(["split", "fused"]),
 )
-@example(q_len=300, more=81, group=2, causal=True, dtype="float32")
-@example(q_len=200, more=-130, group=1, causal=False, dtype="float32")
-def test_gradients_are_those_of_the_reference(q_len, more, group, causal, dtype):
-    q, k, v = arrays(q_len, q_len + more, heads=2 * group, kv_heads=2, dim=32, dtype=dtype)
-    weight = jax.random.normal(jax.random.key(more + 999), q.shape)
+@example(q_len=300, more=81, group=2, options={}, packed=False, dtype="float32", backward="split")
+@example(q_len=300, more=81, group=1, options={"window": 150}, packed=True, dtype="bfloat16", backward="fused")
+@example(
+    q_len=200,
+    more=-130,
+    group=1,
+    options={"causal": False, "soft_cap": 2.0},
+    packed=True,
+    dtype="float32",
+    backward="fused",
+)
+@example(q_len=200, more=-130, group=1, options={"causal": False}, packed=False, dtype="float32", backward="split")
+def test_gradients_are_those_of_the_reference(q_len, more, group, options, packed, dtype, backward):
+    q, k, v = arrays(q_len, q_len + more, heads=2 * group, kv_heads=2, dim=32, v_dim=48, dtype=dtype)
+    weight = jax.random.normal(jax.random.key(more + 999), (*q.shape[:3], 48))
+    ids = (some_segments(q_len, 4), some_segments(q_len + more, 3)) if packed else ()
 
     def gradients(function, *qkv):
         return jax.grad(lambda *x: jnp.sum(function(*x) * weight), argnums=(0, 1, 2))(*qkv)
 
-    blocks = {"config": {"block_q": 64, "block_kv": 128}, "dq_config": BLOCKS, "dkv_config": BLOCKS}
-    got = gradients(lambda *x: attention(*x, causal=causal, **blocks, interpret=NAN_MEMORY), q, k, v)
+    configs = {"config": {"block_q": 128, "block_kv": 128, "block_q_compute": 64}}
+    configs |= {f"{name}_config": BLOCKS for name in ("dq", "dkv", "bwd")}
+    ours = {**options, **configs, "backward": backward, "segment_ids": ids or None, "interpret": NAN_MEMORY}
+    got = gradients(lambda *x: attention(*x, **ours), q, k, v)
     wide = (x.astype(jnp.float32) for x in (q, k, v))
-    want = gradients(lambda *x: attention_reference(*x, causal=causal), *wide)
+    want = gradients(lambda *x: attention_reference(*x, *ids, **options), *wide)
     for one, right in zip(got, want, strict=True):
         assert one.dtype == q.dtype
         off, size = np.linalg.norm(one.astype(jnp.float32) - right), np.linalg.norm(right)
         assert off < (1e-5 if dtype == "float32" else 2e-2) * max(size, 1.0)  # one key alone has no gradient
 
 
+def test_one_backward_kernel_where_it_fits_and_two_where_it_does_not(monkeypatch):
+    ran = []
+    names = ("attention_dq_pallas", "attention_dkv_pallas", "attention_bwd_pallas")
+    for name in names:
+        monkeypatch.setattr(api, name, functools.partial(lambda name, *_, **__: ran.append(name), name))
+
+    def gradient(**options):
+        ran.clear()
+        with contextlib.suppress(TypeError):  # What takes the kernels' place gives nothing.
+            q, k, v = arrays(128, 128)
+            jax.grad(lambda q: jnp.sum(attention(q, k, v, config=BLOCKS, interpret=NAN_MEMORY, **options)))(q)
+        return ran
+
+    assert gradient() == ["attention_bwd_pallas"]
+    assert gradient(backward="split")[0] == gradient(dq_config=BLOCKS)[0] == "attention_dq_pallas"
+    monkeypatch.setattr(api, "attached_chip", lambda: CHIPS["v4"])
+    assert gradient(bwd_config=BLOCKS) == ["attention_bwd_pallas"]
+    long = AttentionKernel.problem_type(batch=1, heads=8, kv_heads=8, q_len=65536, kv_len=65536, head_dim=128)
+    assert [api._fused_fits(long.replace({"kv_len": n, "q_len": n})) for n in (1024, 65536)] == [True, False]
+    with pytest.raises(UsageError, match=r"backward='split'"):
+        AttentionBwdKernel().heuristic(long, CHIPS["v4"])
+
+
 def test_the_forward_pass_saves_the_log_sum_exp():
     q, k, v = arrays(150, 200, heads=4, kv_heads=2)
-    for row_sum in ("vpu", "mxu"):
+    for row_sum, mask in (("vpu", {"soft_cap": 3.0, "window": 90}), ("mxu", {})):
         options = {"block_q": 64, "block_kv": 128, "row_sum": row_sum}
-        out, lse = flash.attention_pallas(q, k, v, save_lse=True, interpret=NAN_MEMORY, **options)
-        np.testing.assert_allclose(lse, attention_lse(q, k), rtol=1e-5)
-        np.testing.assert_allclose(out, attention_reference(q, k, v), atol=1e-5)
+        out, lse = flash.attention_pallas(q, k, v, save_lse=True, interpret=NAN_MEMORY, **options, **mask)
+        np.testing.assert_allclose(lse, attention_lse(q, k, **mask), rtol=1e-5)
+        np.testing.assert_allclose(out, attention_reference(q, k, v, **mask), atol=1e-5)
 
 
-@pytest.mark.parametrize("kernel", [AttentionDqKernel(), AttentionDkvKernel()])
+@pytest.mark.parametrize("kernel", [AttentionDqKernel(), AttentionDkvKernel(), AttentionBwdKernel()])
 @pytest.mark.parametrize(
     ("fields", "config"),
     [
         ({}, {"block_q_compute": 128, "block_kv_compute": 128}),
         pytest.param({"causal": False, "dtype": "float32"}, {}, marks=pytest.mark.slow),
         pytest.param({"batch": 2, "heads": 6, "q_len": 1000, "kv_len": 1777}, {}, marks=pytest.mark.slow),
+        pytest.param(
+            {"window": 300, "soft_cap": 5.0, "v_head_dim": 64},
+            {"block_kv": 128, "block_kv_compute": 128},
+            marks=pytest.mark.slow,
+        ),
+        pytest.param({"packed": True}, {"block_q": 128, "block_q_compute": 128}, marks=pytest.mark.slow),
     ],
 )
 def test_right_kernels_pass(kernel, fields, config):
@@ -76,30 +128,86 @@ def instance(kernel, fields, config):
 
 
 DQ, DKV = (AttentionDqKernel(), "attention_dq_pallas"), (AttentionDkvKernel(), "attention_dkv_pallas")
+BWD = (AttentionBwdKernel(), "attention_bwd_pallas")
 TILES = {"block_q_compute": 128, "block_kv_compute": 128}
-FULL = {"causal": False}
+FULL, WINDOW, PACKED = {"causal": False}, {"window": 300}, {"packed": True}
+STARTS = "starts = (middle == 0) & (step == 0) & ((outer == 0) if with_dq else True)"
 WRONG = {
-    "dq: mask one less": (DQ, "column - row > shift", "column - row >= shift", {}),
-    "dq: mask one more": (DQ, "column - row > shift", "column - row > shift + 1", {}),
-    "dq: keys past the end": (DQ, "            if blocks.uneven_kv:\n", "            if False:\n", {}),
-    "dq: delta left out": (DQ, " - delta[rows, :1])", ")", {}),
-    "dq: residual to base e": (DQ, "_to_column(lse, lse_ref, LOG2E)", "_to_column(lse, lse_ref, 1.0)", {}),
-    "dq: statistics of the first lanes": (DQ, "row_ref[:, first : first + size] *", "row_ref[:, :size] *", {}),
-    "dq: unscaled": (DQ, "(acc[...] * scale)", "acc[...]", {}),
-    "dq: a seen tile skipped": (DQ, "fori_loop(clear, seen, lambda c", "fori_loop(clear, seen - 1, lambda c", {}),
+    "dq: mask one less": (DQ, "key - query <= shift", "key - query < shift", {}),
+    "dq: mask one more": (DQ, "key - query <= shift", "key - query <= shift + 1", {}),
+    "dq: keys past the end": (
+        DQ,
+        "if blocks.uneven_kv:\n                    keys",
+        "if False:\n                    keys",
+        {},
+    ),
+    "dq: delta left out": (DQ, "weights * (grad_products - delta)", "weights * grad_products", {}),
+    "dq: residual to base e": (DQ, "to_column(lse, lse_ref, lambda row: row * LOG2E)", "to_column(lse, lse_ref)", {}),
+    "dq: statistics of the first lanes": (DQ, "row_ref[:, first : first + size]", "row_ref[:, :size]", {}),
+    "dq: unscaled": (DQ, "(acc[...] * scores.scale)", "acc[...]", {}),
+    "dq: a seen tile skipped": (
+        DQ,
+        "    return first, clear, cut, end\n\n\ndef q",
+        "    return first, clear, cut, end - 1\n\n\ndef q",
+        {},
+    ),
     "dq: groups of one": (DQ, "return b, lax.div(h, group), jnp", "return b, lax.div(h, heads), jnp", {"kv_heads": 2}),
-    "dkv: mask one less": (DKV, "key - query <= blocks", "key - query < blocks", {}),
-    "dkv: queries past the end": (DKV, "            if blocks.uneven_q:\n", "            if False:\n", {}),
-    "dkv: rows past the end": (DKV, "if masked and blocks.uneven_q:", "if False:", FULL),
-    "dkv: first head of the group only": (DKV, "return b, h * group + g,", "return b, h * group,", {}),
-    "dkv: last head of the group only": (DKV, "@pl.when((g == 0) & (step == 0))", "@pl.when(step == 0)", {}),
-    "dkv: a needed tile skipped": (DKV, "fori_loop(needed, jnp", "fori_loop(needed + 1, jnp", {}),
-    "dkv: uneven tile skipped": (DKV, "            first = jnp.maximum(clear, full)", "            first = end", FULL),
-    "dkv: first block skipped": (DKV, "pl.when(step >= first_i)", "pl.when(step > first_i)", {}),
-    "dkv: delta of another row": (DKV, "delta_ref[:, queries])", "jnp.roll(delta_ref[:, queries], 1))", {}),
-    "dkv: unscaled": (DKV, "(dk[...] * scale)", "dk[...]", {}),
+    "dq: slope of the cap left out": (DQ, "change * slope", "change", {"soft_cap": 2.0}),
+    "dq: segments ignored": (DQ, "if segments is not None:", "if False:", PACKED),
+    "dkv: mask one less": (DKV, "key - query <= shift", "key - query < shift", {}),
+    "dkv: queries past the end": (
+        DKV,
+        "if blocks.uneven_q:\n                q, grad",
+        "if False:\n                q, grad",
+        {},
+    ),
+    "dkv: rows past the end": (DKV, "queries=left - first_row if blocks.uneven_q else None", "queries=None", FULL),
+    "dkv: first head of the group only": (DKV, "return b, h * group + g, jnp", "return b, h * group, jnp", {}),
+    "dkv: last head of the group only": (DKV, STARTS, "starts = step == 0", {}),
+    "dkv: a needed tile skipped": (
+        DKV,
+        "first = lax.div(jnp.maximum(first_row, 0)",
+        "first = 1 + lax.div(jnp.maximum(first_row, 0)",
+        {},
+    ),
+    "dkv: uneven tile skipped": (DKV, "lax.div(left + height - 1, height)", "lax.div(left, height)", FULL),
+    "dkv: first block skipped": (DKV, "idle = i < first", "idle = i <= first", {}),
+    "dkv: delta of another row": (DKV, "delta_ref[:, queries]", "jnp.roll(delta_ref[:, queries], 1)", {}),
+    "dkv: unscaled": (DKV, "(dk[:kv_len, :] * scores.scale)", "dk[:kv_len, :]", {}),
+    "dkv: window's edge unmasked": (
+        DKV,
+        "lax.div(first_row + blocks.window, height)",
+        "lax.div(first_row + blocks.window + height, height)",
+        WINDOW,
+    ),
+    "dkv: window's last tile skipped": (DKV, "blocks.window - 2 + height", "blocks.window - 2", WINDOW),
+    "dkv: window's last block skipped": (DKV, "blocks.block_kv - 1 + blocks.window - 1", "blocks.block_kv - 1", WINDOW),
+    "dkv: first keys' segments": (DKV, "kv_ids[0][columns, :]", "kv_ids[0][: blocks.block_kv_compute, :]", PACKED),
+    "bwd: all keys are the first block's": (BWD, "j < first, aligned(j, blocks.block_kv)", "j < first, 0", {}),
+    "bwd: last head of the group only": (BWD, STARTS, "starts = (middle == 0) & (step == 0)", {}),
+    "bwd: dq of all blocks": (BWD, "dq[...] = jnp.zeros_like(dq)", "dq[...] = jnp.where(middle > 0, dq[...], 0.0)", {}),
+    "bwd: keys past the end": (
+        BWD,
+        "if with_dq and blocks.uneven_kv:\n                k",
+        "if False:\n                k",
+        {},
+    ),
+    "bwd: a tile past the end unmasked": (BWD, "cut = jnp.where(exists, cut, 0)", "pass", FULL),
+    "bwd: keys past the end seen": (BWD, "keys=valid if with_dq and", "keys=valid if False and", FULL),
+    "bwd: dq of the unmasked": (
+        BWD,
+        "weights, change = (jnp.where(mask, x, 0.0) for x in (weights, change))",
+        "weights = jnp.where(mask, weights, 0.0)",
+        {},
+    ),
+    "bwd: heads of another group": (
+        BWD,
+        "return b, h * group + g, i",
+        "return b, g * kv_heads + h, i",
+        {"heads": 4, "kv_heads": 2},
+    ),
 }
-QUICK = {"dq: mask one less", "dq: delta left out", "dkv: last head of the group only", "dkv: mask one less"}
+QUICK = {"dq: delta left out", "dkv: last head of the group only", "dkv: mask one less", "bwd: dq of all blocks"}
 
 
 @pytest.mark.parametrize(
@@ -108,6 +216,6 @@ QUICK = {"dq: mask one less", "dq: delta left out", "dkv: last head of the group
 )
 def test_wrong_texts_are_rejected(monkeypatch, which, old, new, fields):
     kernel, function = which
-    rewrite(monkeypatch, backward, function, old, new)
+    rewrite(monkeypatch, (tiles, backward_tiles, backward), function, old, new)
     verdict = validate(kernel, *instance(kernel, fields, TILES))
     assert verdict.status in REJECTED, verdict

@@ -1,6 +1,7 @@
 """Validation passes right kernels and rejects every kind of wrong one."""
 
 import inspect
+import sys
 import types
 
 import jax
@@ -13,6 +14,7 @@ from jax.experimental.pallas import tpu as pltpu
 from autotune.outcome import Status
 from autotune.validation import TOLERANCES, Validation, compare, validate
 from kernels.attention import pallas as flash
+from kernels.attention import tiles
 from kernels.matmul import pallas as tiled
 from search_spaces.attention import AttentionKernel
 from search_spaces.matmul import MatmulKernel
@@ -48,13 +50,21 @@ def instance(kernel, problem, config):
     return base.replace(problem), {**blocks, **config}
 
 
-def rewrite(monkeypatch, module, function, old, new):
-    """Puts `function` of `module`'s text with `old` made `new` in its place."""
-    text = inspect.getsource(module)
-    assert text.count(old) == 1, f"{old!r} is {text.count(old)} times in {module.__name__}"
-    changed = types.ModuleType(module.__name__)
-    exec(compile(text.replace(old, new), module.__file__, "exec"), changed.__dict__)
-    monkeypatch.setattr(module, function, getattr(changed, function))
+def rewrite(monkeypatch, modules, function, old, new):
+    """Puts `function` of a module's text, with `old` made `new`, in its place.
+
+    Args:
+        modules: The module; or several, of which the later ones import from the earlier and the last has the function.
+    """
+    modules = modules if isinstance(modules, tuple) else (modules,)
+    texts = [inspect.getsource(module) for module in modules]
+    assert sum(text.count(old) for text in texts) == 1, f"{old!r} must be once in {modules}"
+    with monkeypatch.context() as importing:
+        for module, text in zip(modules, texts, strict=True):
+            changed = types.ModuleType(module.__name__)
+            importing.setitem(sys.modules, module.__name__, changed)
+            exec(compile(text.replace(old, new), module.__file__, "exec"), changed.__dict__)
+    monkeypatch.setattr(modules[-1], function, getattr(changed, function))
 
 
 # Kernel, changes to its problem and to its config: something of everything a space may hold.
@@ -78,6 +88,11 @@ RIGHT = [
         marks=pytest.mark.slow,
     ),
     (AttentionKernel(), {"heads": 8, "kv_heads": 1, "q_len": 1001, "kv_len": 1001, "dtype": "float32"}, {"unroll": 2}),
+    (AttentionKernel(), {"window": 300, "soft_cap": 5.0, "packed": True, "v_head_dim": 128}, {"unroll": 2}),
+    pytest.param(AttentionKernel(), {"window": 1024}, {"row_sum": "mxu"}, marks=pytest.mark.slow),
+    pytest.param(
+        AttentionKernel(), {"packed": True, "causal": False, "q_len": 1001, "kv_len": 900}, {}, marks=pytest.mark.slow
+    ),
 ]
 
 
@@ -107,38 +122,69 @@ WRONG_MATMULS = {
     "sum rounded": (ADD, ADD.replace("y_ref[...])", "y_ref[...]).astype(jnp.bfloat16)"), {}, {}),
 }
 FULL, UNROLL = {"causal": False}, {"unroll": 2}
-SEEN = "    return clear, seen\n"
+KV_BLOCKS, END = "first, last = 0, blocks.kv_blocks - 1", "    return first, clear, cut, end\n\n\ndef query_tiles"
+WINDOW, CAP, PACKED = {"window": 200}, {"soft_cap": 2.0}, {"packed": True}
 WRONG_ATTENTIONS = {
-    "first two kv blocks": ("last = blocks.kv_blocks - 1", "last = min(1, blocks.kv_blocks - 1)", FULL, {}),
-    "first two kv blocks, causal": ("last = blocks.kv_blocks - 1", "last = min(1, blocks.kv_blocks - 1)", {}, {}),
-    "last kv block skipped": ("last = blocks.kv_blocks - 1", "last = max(0, blocks.kv_blocks - 2)", FULL, {}),
-    "first two q blocks": ("(b, h, i, 0))", "(b, h, jnp.minimum(i, 1), 0))", {}, {}),
+    "first two kv blocks": (KV_BLOCKS, "first, last = 0, min(1, blocks.kv_blocks - 1)", FULL, {}),
+    "first two kv blocks, causal": (KV_BLOCKS, "first, last = 0, min(1, blocks.kv_blocks - 1)", {}, {}),
+    "last kv block skipped": (KV_BLOCKS, "first, last = 0, max(0, blocks.kv_blocks - 2)", FULL, {}),
+    "first two q blocks": ("step: (b, h, i, 0))", "step: (b, h, jnp.minimum(i, 1), 0))", {}, {}),
     "first sequence's keys": ("return b, lax.div(h, group)", "return 0, lax.div(h, group)", {"batch": 2}, {}),
     "groups of two": ("lax.div(h, group)", "lax.div(h, 2)", {"heads": 8}, {}),
     "heads dealt out": ("lax.div(h, group)", "lax.rem(h, kv_heads)", {}, {}),
-    "mask one less": ("column - row <= shift", "column - row < shift", {}, {}),
-    "mask one more": ("column - row <= shift", "column - row <= shift + 1", {}, {}),
-    "a key past the end": ("column < valid", "column <= valid", FULL, {}),
-    "values past the end": ("if masked and blocks.uneven_kv:", "if False:", FULL, {}),
-    "a cut tile unmasked": (SEEN, "    return jnp.minimum(clear + 1, seen), seen\n", {}, {}),
-    "a cut tile unmasked, full": (SEEN, "    return jnp.minimum(clear + 1, seen), seen\n", FULL, {}),
-    "a seen tile skipped": (SEEN, "    return jnp.minimum(clear, seen - 1), seen - 1\n", {}, {}),
-    "a seen tile skipped, full": (SEEN, "    return jnp.minimum(clear, seen - 1), seen - 1\n", FULL, {}),
+    "mask one less": ("key - query <= shift", "key - query < shift", {}, {}),
+    "mask one more": ("key - query <= shift", "key - query <= shift + 1", {}, {}),
+    "a key past the end": ("append(key < keys)", "append(key <= keys)", FULL, {}),
+    "values past the end": (
+        "if blocks.uneven_kv:\n                    values",
+        "if False:\n                    values",
+        FULL,
+        {},
+    ),
+    "a cut tile unmasked": (END, END.replace("cut,", "jnp.minimum(cut + 1, end),"), {}, {}),
+    "a cut tile unmasked, full": (END, END.replace("cut,", "jnp.minimum(cut + 1, end),"), FULL, {}),
+    "a seen tile skipped": (END, END.replace("cut, end", "jnp.minimum(cut, end - 1), end - 1"), {}, {}),
+    "a seen tile skipped, full": (END, END.replace("cut, end", "jnp.minimum(cut, end - 1), end - 1"), FULL, {}),
     "unroll's rest skipped": ("if unroll > 1:", "if False:", {}, UNROLL),
     "unroll's rest skipped, full": ("if unroll > 1:", "if False:", FULL, UNROLL),
-    "unroll's rest twice": ("fori_loop(groups * unroll, clear,", "fori_loop(groups * unroll - 1, clear,", {}, UNROLL),
+    "unroll's rest twice": ("fori_loop(clear + groups * unroll,", "fori_loop(groups * unroll - 1,", {}, UNROLL),
     "one row tile short": (
-        "fori_loop(0, tile_rows(blocks, i), row",
-        "fori_loop(0, tile_rows(blocks, i) - 1, row",
+        "fori_loop(0, row_tiles(blocks, i), row",
+        "fori_loop(0, row_tiles(blocks, i) - 1, row",
         {},
         {},
     ),
     "edge's row tile skipped": ("left + blocks.block_q_compute - 1", "left", {}, {}),
-    "row sum's column": ("acc[:, head_dim : head_dim + 1]", "acc[:, head_dim - 1 : head_dim]", {}, {"row_sum": "mxu"}),
+    "row sum's column": ("acc[:, v_dim : v_dim + 1]", "acc[:, v_dim - 1 : v_dim]", {}, {"row_sum": "mxu"}),
     "row sum not cleared": ("sums[...] = jnp.zeros_like(sums)", "sums[...] = sums[...]", {}, {}),
     "sum not faded": ("sums[rows, :] * fade", "sums[rows, :]", {}, {}),
-    "values not faded": ("acc[rows, :] * _across(fade, acc.shape[1])", "acc[rows, :]", {}, {}),
-    "scale off by 1%": ("scale=head_dim**-0.5", "scale=1.01 * head_dim**-0.5", {}, {}),
+    "values not faded": ("acc[rows, :] * across(fade, acc.shape[1])", "acc[rows, :]", {}, {}),
+    "scale off by 1%": ("else self.scale * LOG2E", "else self.scale * 1.01 * LOG2E", {}, {}),
+    "window one less": ("shift - blocks.window)", "shift - blocks.window + 1)", WINDOW, {}),
+    "window one more": ("> shift - blocks.window)", ">= shift - blocks.window)", WINDOW, {}),
+    "window's edge unmasked": (
+        "shift + rows - blocks.window, 0) + width - 1",
+        "shift + rows - blocks.window, 0)",
+        WINDOW,
+        {},
+    ),
+    "window's first tile skipped": (
+        "first = lax.div(jnp.maximum(shift + 1",
+        "first = 1 + lax.div(jnp.maximum(shift + 1",
+        WINDOW,
+        {},
+    ),
+    "window's first block skipped": (
+        "blocks.first_key(i), 0)",
+        "blocks.first_key(i) + blocks.block_kv, 0)",
+        {"window": 512},
+        {},
+    ),
+    "cap left out": ("bent = jnp.tanh(products)", "bent = products", CAP, {}),
+    "cap off by 2%": ("bent * (self.soft_cap * LOG2E)", "bent * (1.02 * self.soft_cap * LOG2E)", CAP, {}),
+    "segments ignored": ("if segments is not None:", "if False:", PACKED, {}),
+    "first block's segments": ("(b, 0, kv_index(b, h, i, step)[2])", "(b, 0, 0)", PACKED, {}),
+    "first queries' segments": ("lambda b, h, i, step: (b, 0, i))", "lambda b, h, i, step: (b, 0, 0))", PACKED, {}),
 }
 # Of a kind with others: left to the slow run.
 SLOW = {
@@ -158,6 +204,13 @@ SLOW = {
     "row sum not cleared",
     "sum not faded",
     "mask one less",
+    "window one less",
+    "window's edge unmasked",
+    "window's first tile skipped",
+    "window's first block skipped",
+    "cap off by 2%",
+    "first block's segments",
+    "segments ignored",
 }
 
 
@@ -174,7 +227,7 @@ def test_wrong_texts_of_the_matmul_are_rejected(monkeypatch, old, new, problem, 
 
 @pytest.mark.parametrize(("old", "new", "problem", "config"), cases(WRONG_ATTENTIONS))
 def test_wrong_texts_of_attention_are_rejected(monkeypatch, old, new, problem, config):
-    rewrite(monkeypatch, flash, "attention_pallas", old, new)
+    rewrite(monkeypatch, (tiles, flash), "attention_pallas", old, new)
     verdict = validate(AttentionKernel(), *instance(AttentionKernel(), problem, config))
     assert verdict.status in REJECTED, verdict
 

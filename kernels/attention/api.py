@@ -11,9 +11,9 @@ import jax.numpy as jnp
 
 from autotune.errors import UsageError, one_of
 from autotune.outcome import Config
-from kernels._dispatch import choose_config, run
+from kernels._dispatch import attached_chip, choose_config, run
 from kernels.attention.backward import attention_bwd_pallas, attention_dkv_pallas, attention_dq_pallas
-from kernels.attention.cost import backward_heuristic_config, heuristic_config
+from kernels.attention.cost import backward_heuristic_config, fused_heuristic_config, heuristic_config
 from kernels.attention.pallas import attention_pallas
 from kernels.attention.problem import AttentionProblem
 from kernels.attention.reference import (
@@ -37,7 +37,7 @@ def attention(
     soft_cap: float | None = None,
     scale: float | None = None,
     segment_ids: jax.Array | tuple[jax.Array, jax.Array] | None = None,
-    backward: str = "split",
+    backward: str | None = None,
     config: Config | None = None,
     dq_config: Config | None = None,
     dkv_config: Config | None = None,
@@ -60,8 +60,9 @@ def attention(
         segment_ids: Of packed sequences: ``[batch, length]`` int32 for queries and keys alike, or one for each
             (``[batch, q_len]``, ``[batch, kv_len]``). A query sees the keys of its own id; where there are none, its
             result is zero.
-        backward: ``split``: dq in one kernel, dk and dv in another; ``fused``: all three in one, which needs VMEM for
-            the sums of a whole kv head's dk and dv.
+        backward: ``fused``: all gradients in one kernel, which needs VMEM for the sums of a whole kv head's dk and dv;
+            ``split``: dq in one, dk and dv in another. None: fused where that fits (and no config of the others is
+            given), as it takes five products for their seven.
         config: Block sizes and the like (`attention_pallas` lists them); None takes the preset for these
             shapes on this device, and a heuristic where there is none.
         dq_config: The same for the gradient with respect to q (`attention_dq_pallas`).
@@ -78,8 +79,11 @@ def attention(
     packed = segment_ids is not None
     problem = _problem(q, k, v, causal=causal, window=window, soft_cap=soft_cap, packed=packed)
     segments = _segments(q, k, segment_ids) if packed else ()
-    if backward not in BACKWARD:
-        raise UsageError(f"backward={backward}: must be {one_of(BACKWARD)}")
+    if backward not in (None, *BACKWARD):
+        raise UsageError(f"backward={backward}: must be {one_of(BACKWARD)}, or None")
+    if backward is None:
+        split = (dq_config or dkv_config) and not bwd_config
+        backward = "split" if split or not _fused_fits(problem) else "fused"
     options = {**problem.options, "scale": scale}
 
     def tuned(kernel: str, function: Callable[..., Any], given: Config | None) -> Callable[..., Any]:
@@ -119,6 +123,11 @@ def attention(
 
     op.defvjp(forward_and_saved, gradients)
     return op(q, k, v, *segments)
+
+
+def _fused_fits(problem: AttentionProblem) -> bool:
+    chip = attached_chip()
+    return chip is None or fused_heuristic_config(problem, chip) is not None
 
 
 def _problem(q: jax.Array, k: jax.Array, v: jax.Array, **options: Any) -> AttentionProblem:

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from autotune.chips import Chip
+from autotune.chips import MIB, Chip
 from autotune.kernel import Cost
 from autotune.outcome import Config
 from autotune.problem import DTYPE_BYTES
 from autotune.space import aligned_divisors
-from kernels._tpu_model import LANES, cdiv, dma_s, mxu_s, round_up, step_s, sublanes, vpu_s
+from kernels._tpu_model import LANES, cdiv, dma_s, mxu_s, round_up, step_s, sublanes, vmem_limits, vpu_s
 from kernels.attention.blocks import Blocks
 from kernels.attention.problem import AttentionProblem
 
@@ -26,6 +26,7 @@ EXPOSED = 0.1  # of the lesser of the two units' times in a block, not hidden be
 CHAIN_CYCLES = 530.0  # product, maximum, exponential, product: what a tile waits for, however small it is
 TILE = 512  # side of a heuristic tile
 SAMPLED = 4096  # rows of tiles that are summed one by one
+ROOM = 1.25  # VMEM that the fused backward kernel takes, at most, by what its blocks and sums take
 LOOP_CYCLES = 60.0  # of a pass of the loop over tiles
 
 
@@ -210,14 +211,15 @@ def backward_estimate_ms(
 
 def backward_vmem_lower_bound(problem: AttentionProblem, config: Config, *, of_queries: bool, of_keys: bool) -> int:
     """Bytes of VMEM that a backward kernel's blocks cannot do without: two buffers of each, and the float32 sums."""
-    block_q, block_kv, dims = config["block_q"], config["block_kv"], problem.head_dim + problem.value_dim
-    item = DTYPE_BYTES[problem.dtype]
+    block_q, block_kv, item = config["block_q"], config["block_kv"], DTYPE_BYTES[problem.dtype]
+    dim, v_dim = (round_up(width, LANES) for width in (problem.head_dim, problem.value_dim))
+    dims = dim + v_dim
     blocks = 2 * (block_q + block_kv) * dims * item
     if not (of_queries and of_keys):
-        return blocks + 4 * (block_q * problem.head_dim if of_queries else block_kv * dims)
+        return blocks + 4 * (block_q * dim if of_queries else block_kv * dims)
     keys = cdiv(problem.kv_len, block_kv) * block_kv
     buffers = 1 if problem.batch * problem.kv_heads == 1 else 2
-    return blocks + 4 * block_q * problem.head_dim + keys * dims * 4 + buffers * problem.kv_len * dims * item
+    return blocks + 4 * block_q * dim + keys * dims * 4 + buffers * problem.kv_len * dims * item
 
 
 def backward_heuristic_config(problem: AttentionProblem) -> dict[str, Any]:
@@ -233,6 +235,14 @@ def backward_heuristic_config(problem: AttentionProblem) -> dict[str, Any]:
         "block_q_compute": tile_part(block_q, LANES, TILE),
         "block_kv_compute": tile_part(block_kv, LANES, TILE),
     }
+
+
+def fused_heuristic_config(problem: AttentionProblem, chip: Chip) -> dict[str, Any] | None:
+    """`backward_heuristic_config` under a limit that leaves room for the sums of a whole kv head; None if none does."""
+    blocks = backward_heuristic_config(problem)
+    need = ROOM * backward_vmem_lower_bound(problem, blocks, of_queries=True, of_keys=True)
+    limits = [limit for limit in vmem_limits(chip) if need <= limit * MIB]
+    return {**blocks, "vmem_limit_mib": limits[0]} if limits else None
 
 
 def tile_part(block: int, align: int, cap: int) -> int:
