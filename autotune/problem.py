@@ -12,6 +12,7 @@ from autotune.errors import UsageError, one_of
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "int8": 1, "float8_e4m3fn": 1, "float8_e5m2": 1, "int32": 4}
 LARGEST = 2**31 - 1  # of an integer field
+OFF = (None, False, "none")  # defaults of options that are off unless asked for
 _TRUE, _FALSE = ("true", "1", "yes"), ("false", "0", "no")
 
 
@@ -60,8 +61,9 @@ class Problem:
         return self.from_dict({**self.to_dict(), **fields})
 
     def __str__(self) -> str:
-        """All fields but the optional ones that are left out, as `from_dict` reads them."""
-        return ",".join(f"{name}={_text(value)}" for name, value in self.to_dict().items() if value is not None)
+        """As `from_dict` reads it, without the options that are off: where nothing else is said, they are."""
+        off = {f.name for f in dataclasses.fields(self) if f.default in OFF and getattr(self, f.name) == f.default}
+        return ",".join(f"{name}={_text(value)}" for name, value in self.to_dict().items() if name not in off)
 
 
 def field_kinds(cls: type[Problem]) -> dict[str, tuple[type, bool]]:
@@ -113,4 +115,4 @@ def parse_pairs(text: str, what: str) -> dict[str, str]:
 
 
 def _text(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return str(value).lower() if isinstance(value, bool) or value is None else str(value)

@@ -38,7 +38,7 @@ def test_named_problems(kernel):
         assert kernel.parse_problem(name) == problem
         assert kernel.parse_problem(f"{name},dtype=float32").dtype == "float32"
         assert kernel.cost(problem).flops > 0
-        assert len(kernel.arguments(problem)) in (2, 3)
+        assert len(kernel.arguments(problem)) >= 2
 
 
 def test_the_default_attention_is_llama_3_8b_prefill():
