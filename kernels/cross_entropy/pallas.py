@@ -59,7 +59,7 @@ def cross_entropy_pallas(
         Losses and log-sum-exps, ``[tokens]`` float32 each. An ignored token's loss is 0.
     """
     (tokens, hidden), vocab = x.shape, w.shape[1]
-    block_k = block_k or hidden
+    block_k = min(block_k or hidden, hidden)
     steps = pl.cdiv(hidden, block_k)
     kernel = functools.partial(
         _forward_kernel,
