@@ -212,7 +212,7 @@ WRONG = {
     "first label ignored": ("labels_ref[:, rows] >= 0", "labels_ref[:, rows] > 0", FORWARD, {}, {}),
     "z-loss left out": ("if z_loss else lse - label", "if False else lse - label", FORWARD, Z, {}),
     "z-loss not squared": ("z_loss * lse * lse", "z_loss * lse", FORWARD, Z, {}),
-    "hidden tail not cut": ("tail_k=hidden - (steps - 1) * block_k", "tail_k=block_k", FORWARD, {"hidden": 300}, DEEP),
+    "last hidden part for the first": ("x_ref[:, (steps - 1) * block_k :]", "x_ref[:, :tail_k]", FORWARD, {"hidden": 300}, DEEP),
     "sums not reset": ("step == 0, 0.0", "step < 0, 0.0", FORWARD, {"hidden": 384}, DEEP),
     "first tokens' x": ("lambda i, j, k: (i, 0)", "lambda i, j, k: (i % 2, 0)", FORWARD, {}, {}),
     "dx: last block skipped": ("pl.when(j == blocks - 1)(lambda: update(tail))", "pass", DX, {}, {}),
