@@ -30,7 +30,16 @@ LARGEST_BLOCK = 2048
 MANY_TILES = 6
 SCALES = (0.5, 1.0, 2.0, 3.0)  # of the logits of the tokens that validation takes
 WEIGHTY_Z_LOSS = 0.1  # a smaller one adds less to a loss than validation may overlook
+TIGHT_SOFT_CAP = 4.0  # of the logits' own size
 SHORT = 256  # a hidden length that is not blocked, as validation takes it
+
+
+def _options(problem: CrossEntropyProblem) -> dict[str, Any]:
+    return {"z_loss": problem.z_loss, "soft_cap": problem.soft_cap, "tied": problem.tied}
+
+
+def _shape_of_w(problem: CrossEntropyProblem) -> tuple[int, int]:
+    return (problem.vocab, problem.hidden) if problem.tied else (problem.hidden, problem.vocab)
 
 
 class CrossEntropyKernel(Kernel):
@@ -90,9 +99,9 @@ class CrossEntropyKernel(Kernel):
             *([block_constraint("block_k", "hidden", problem.hidden, LANES)] if self.which == "forward" else []),
             Constraint(
                 f"{part} must be a positive multiple of {LANES} that divides {self.tiled}",
-                lambda config: config[part] > 0
-                and config[part] % LANES == 0
-                and config[self.tiled] % config[part] == 0,
+                lambda config: (
+                    config[part] > 0 and config[part] % LANES == 0 and config[self.tiled] % config[part] == 0
+                ),
             ),
             Constraint("held_buffers must be 1 or 2", lambda config: config["held_buffers"] in (1, 2)),
             Constraint(
@@ -106,9 +115,7 @@ class CrossEntropyKernel(Kernel):
             vmem_limit_constraint(chip),
             Constraint(
                 "the blocks alone need more VMEM than vmem_limit_mib: take smaller blocks or a higher limit",
-                lambda config: (
-                    model.vmem_lower_bound(problem, config, self.which) <= config["vmem_limit_mib"] * MIB
-                ),
+                lambda config: model.vmem_lower_bound(problem, config, self.which) <= config["vmem_limit_mib"] * MIB,
             ),
         ]
         return Space(params, constraints)
@@ -123,25 +130,23 @@ class CrossEntropyKernel(Kernel):
 
     def _more_vmem(self, chip: Chip) -> tuple[int, ...]:
         """48 MiB where that is three quarters of the VMEM (v5p, v7x): a block of x and one of w take much."""
-        return (48,) if 48 * MIB <= 0.8 * chip.vmem_bytes else ()
+        return (48,) if chip.vmem_bytes >= 60 * MIB else ()
 
     def arguments(self, problem: CrossEntropyProblem) -> tuple[ArraySpec, ...]:
         x = ArraySpec((problem.tokens, problem.hidden), problem.dtype)
-        w = ArraySpec((problem.hidden, problem.vocab), problem.dtype)
+        w = ArraySpec(_shape_of_w(problem), problem.dtype)
         statistics = [ArraySpec((problem.tokens,), "float32")] * (0 if self.which == "forward" else 2)
         return x, w, ArraySpec((problem.tokens,), "int32"), *statistics
 
     def bind(self, problem: CrossEntropyProblem, config: Config, *, interpret: Any = False) -> Callable[..., Any]:
         from kernels.cross_entropy import pallas
 
-        return functools.partial(
-            pallas.cross_entropy_pallas, z_loss=problem.z_loss, **config, interpret=interpret
-        )
+        return functools.partial(pallas.cross_entropy_pallas, **_options(problem), **config, interpret=interpret)
 
     def reference(self, problem: CrossEntropyProblem) -> Callable[..., Any]:
         from kernels.cross_entropy import reference
 
-        return functools.partial(reference.cross_entropy_reference, z_loss=problem.z_loss)
+        return functools.partial(reference.cross_entropy_reference, **_options(problem))
 
     def baselines(self, problem: CrossEntropyProblem, chip: Chip) -> dict[str, Config]:
         return {"default": self.space(problem, chip).parse(model.small_config(problem, self.which))}
@@ -165,6 +170,8 @@ class CrossEntropyKernel(Kernel):
         fields = {}
         if problem.z_loss:
             fields["z_loss"] = max(problem.z_loss, WEIGHTY_Z_LOSS)
+        if problem.soft_cap:
+            fields["soft_cap"] = min(problem.soft_cap, TIGHT_SOFT_CAP)
         if depth < problem.hidden:
             blocks["hidden"] = depth
         elif problem.hidden > SHORT:
@@ -184,7 +191,7 @@ class CrossEntropyKernel(Kernel):
         keys = jax.random.split(jax.random.key(seed), 5)
         scale = jnp.resize(jnp.asarray(SCALES), (tokens, 1))
         x = (jax.random.normal(keys[0], (tokens, problem.hidden)) * scale).astype(problem.dtype)
-        w = (jax.random.normal(keys[1], (problem.hidden, vocab)) * problem.hidden**-0.5).astype(problem.dtype)
+        w = (jax.random.normal(keys[1], _shape_of_w(problem)) * problem.hidden**-0.5).astype(problem.dtype)
         number = jnp.arange(tokens)
         labels = jax.random.randint(keys[2], (tokens,), 0, vocab)
         late = vocab - 1 - jax.random.randint(keys[3], (tokens,), 0, min(vocab, LANES))
@@ -193,7 +200,7 @@ class CrossEntropyKernel(Kernel):
         if self.which == "forward":
             return x, w, labels
         wide = x.astype(jnp.float32), w.astype(jnp.float32)
-        lse = jax.jit(cross_entropy_reference)(*wide, labels)[1]
+        lse = jax.jit(functools.partial(cross_entropy_reference, **_options(problem)))(*wide, labels)[1]
         return x, w, labels, lse, jax.random.normal(keys[4], (tokens,))
 
 
@@ -206,12 +213,13 @@ class _GradientKernel(CrossEntropyKernel):
         from kernels.cross_entropy import backward
 
         function = getattr(backward, f"cross_entropy_{self.which}_pallas")
-        return functools.partial(function, z_loss=problem.z_loss, **config, interpret=interpret)
+        return functools.partial(function, **_options(problem), **config, interpret=interpret)
 
     def reference(self, problem: CrossEntropyProblem) -> Callable[..., Any]:
         from kernels.cross_entropy import reference
 
-        return functools.partial(getattr(reference, f"cross_entropy_{self.which}_reference"), z_loss=problem.z_loss)
+        function = getattr(reference, f"cross_entropy_{self.which}_reference")
+        return functools.partial(function, **_options(problem))
 
 
 class CrossEntropyDxKernel(_GradientKernel):

@@ -39,18 +39,20 @@ def operands(tokens: int, hidden: int, vocab: int, dtype: str = "float32") -> li
     return [x.astype(dtype), w.astype(dtype), labels, jax.random.normal(keys[3], (tokens,))]
 
 
-def plain(x, w, labels, grad, z_loss: float = 0.0) -> list[np.ndarray]:
+def plain(x, w, labels, grad, z_loss: float = 0.0, soft_cap: float | None = None) -> list[np.ndarray]:
     """Losses and the gradients of x and w in float64, from the definition."""
     x, w, grad = (np.asarray(array, np.float64) for array in (x, w, grad))
     labels = np.asarray(labels)
     kept, rows = labels != IGNORE, np.arange(len(labels))
-    logits = x @ w
+    logits, slope = x @ w, 1.0
+    if soft_cap:
+        logits, slope = soft_cap * np.tanh(logits / soft_cap), 1 / np.cosh(logits / soft_cap) ** 2
     top = logits.max(1, keepdims=True)
     lse = np.log(np.exp(logits - top).sum(1)) + top[:, 0]
     losses = np.where(kept, lse - logits[rows, labels * kept] + z_loss * lse**2, 0)
     by_logits = np.exp(logits - lse[:, None]) * (1 + 2 * z_loss * lse)[:, None]
     by_logits[rows, labels * kept] -= 1
-    by_logits *= (grad * kept)[:, None]
+    by_logits *= (grad * kept)[:, None] * slope
     return [losses, by_logits @ w.T, x.T @ by_logits]
 
 
@@ -67,17 +69,23 @@ def assert_close(got, want, dtype) -> None:
     hidden=st.integers(1, 300),
     vocab=st.integers(1, 600),
     z_loss=st.sampled_from([0.0, 0.03]),
+    soft_cap=st.sampled_from([None, 3.0]),
+    tied=st.booleans(),
     whole=st.booleans(),
     dtype=st.sampled_from(["float32", "bfloat16"]),
 )
-@example(tokens=300, hidden=200, vocab=515, z_loss=0.03, whole=False, dtype="float32")
-@example(tokens=130, hidden=128, vocab=256, z_loss=0.0, whole=True, dtype="bfloat16")
-def test_any_shape_is_right_forward_and_backward_with_nan_memory(tokens, hidden, vocab, z_loss, whole, dtype):
+@example(tokens=300, hidden=200, vocab=515, z_loss=0.03, soft_cap=3.0, tied=False, whole=False, dtype="float32")
+@example(tokens=130, hidden=128, vocab=256, z_loss=0.0, soft_cap=None, tied=True, whole=True, dtype="bfloat16")
+def test_any_shape_is_right_forward_and_backward_with_nan_memory(
+    tokens, hidden, vocab, z_loss, soft_cap, tied, whole, dtype
+):
     x, w, labels, grad = operands(tokens, hidden, vocab, dtype)
     wide = {"block_m": 128, "block_n": 256}
     op = functools.partial(
         cross_entropy,
         z_loss=z_loss,
+        soft_cap=soft_cap,
+        tied=tied,
         config={**wide, "block_k": None if whole else 128, "block_n_compute": 128, "held_buffers": 1 + whole},
         dx_config={**wide, "block_n_compute": 128 * (1 + whole)},
         dw_config={"block_m": 256, "block_n": 128, "block_m_compute": 128, "held_buffers": 1 + whole},
@@ -87,11 +95,12 @@ def test_any_shape_is_right_forward_and_backward_with_nan_memory(tokens, hidden,
     @jax.jit
     def run(x, w):
         losses, gradients = jax.vjp(lambda x, w: op(x, w, labels), x, w)
-        return losses, *gradients(grad)
+        dx, dw = gradients(grad)
+        return losses, dx, dw.T if tied else dw
 
-    got = run(x, w)
+    got = run(x, w.T if tied else w)
     assert [array.dtype for array in got] == [jnp.float32, dtype, dtype]
-    for one, want in zip(got, plain(x, w, labels, grad, z_loss), strict=True):
+    for one, want in zip(got, plain(x, w, labels, grad, z_loss, soft_cap), strict=True):
         assert_close(one, want, dtype)
     assert not np.any(np.asarray(got[0])[np.asarray(labels) == IGNORE])
     assert not np.any(np.asarray(got[1], np.float32)[np.asarray(labels) == IGNORE])
@@ -146,7 +155,13 @@ def test_no_two_steps_race():
 
 @pytest.mark.parametrize(
     ("x", "w", "labels"),
-    [((4, 5), (6, 7), (4,)), ((5,), (5, 7), ()), ((4, 5), (5,), (4,)), ((4, 5), (5, 7), (5,)), ((4, 5), (5, 7), (4, 1))],
+    [
+        ((4, 5), (6, 7), (4,)),
+        ((5,), (5, 7), ()),
+        ((4, 5), (5,), (4,)),
+        ((4, 5), (5, 7), (5,)),
+        ((4, 5), (5, 7), (4, 1)),
+    ],
 )
 def test_shapes_that_do_not_fit_are_refused(x, w, labels):
     with pytest.raises(UsageError, match=r"must be \[\.\.\., tokens, hidden\], \[hidden, vocab\] and"):
@@ -161,11 +176,18 @@ def test_dtypes_and_z_losses_that_do_not_fit_are_refused():
         cross_entropy(x, x, labels.astype(jnp.float32))
     with pytest.raises(UsageError, match="must be a finite number of at least 0"):
         cross_entropy(x, x, labels, z_loss=-1.0)
+    with pytest.raises(UsageError, match=r"soft_cap=0\.0: must be a positive number, or none"):
+        cross_entropy(x, x, labels, soft_cap=0.0)
+    with pytest.raises(UsageError, match=r"\[vocab, hidden\] \(tied\)"):
+        cross_entropy(x, jnp.ones((4, 5)), labels, tied=True)
     with pytest.raises(UsageError, match="dtype=int8: must be"):
         cross_entropy(x.astype(jnp.int8), x.astype(jnp.int8), labels)
 
 
 # Validation. The kernel's text changed, then the kernel, the problem and the config on which it matters.
+
+
+TIED, CAPPED = {"tied": True}, {"soft_cap": 30.0}
 
 
 def instance(kernel, problem=None, config=None):
@@ -178,7 +200,10 @@ def instance(kernel, problem=None, config=None):
     [
         (FORWARD, {"dtype": "bfloat16", "z_loss": 1e-4}, {"block_k": 128}),
         (DX, {"dtype": "bfloat16"}, {}),
-        (DW, {"z_loss": 1e-4}, {"block_m": 256, "block_m_compute": 128}),
+        (DW, {"z_loss": 1e-4, "soft_cap": 30.0}, {"block_m": 256, "block_m_compute": 128}),
+        pytest.param(FORWARD, {**TIED, **CAPPED}, {"block_k": 128}, marks=pytest.mark.slow),
+        pytest.param(DX, {**TIED, **CAPPED}, {}, marks=pytest.mark.slow),
+        pytest.param(DW, TIED, {}, marks=pytest.mark.slow),
         pytest.param(FORWARD, {"tokens": 70}, {"block_n": 512, "block_n_compute": 256}, marks=pytest.mark.slow),
         pytest.param(DX, {"z_loss": 1e-4}, {"held_buffers": 1}, marks=pytest.mark.slow),
         pytest.param(DW, {"dtype": "bfloat16", "hidden": 4096}, {"held_buffers": 1}, marks=pytest.mark.slow),
@@ -202,8 +227,9 @@ WRONG = {
     "maximum of the last block alone": ("jnp.maximum, chunks, before", "jnp.maximum, chunks", FORWARD, {}, {}),
     "sum of the last tile": (", total[...] * jnp.exp2(before - now)", ", 0.0 * before", FORWARD, {}, {}),
     "natural exponentials": ("sum((jnp.exp2(chunk - now)", "sum((jnp.exp(chunk - now)", FORWARD, {}, {}),
-    "statistics kept for the next tokens": ("(j == 0) & (step == 0)", "(pl.program_id(0) == 0) & (j == 0) & (step == 0)",
-                                            FORWARD, {}, {}),
+    "statistics kept for the next tokens": (
+        "(j == 0) & (step == 0)", "(pl.program_id(0) == 0) & (j == 0) & (step == 0)", FORWARD, {}, {}
+    ),
     "lanes added as they are": ("total[rows] * jnp.exp2(top[rows] - largest)", "total[rows]", FORWARD, {}, {}),
     "label one column on": (HIT, HIT + " + 1", FORWARD, {}, {}),
     "label of the first block": (HIT, HIT.replace("j * block_n + ", ""), FORWARD, {}, {}),
@@ -212,7 +238,9 @@ WRONG = {
     "first label ignored": ("labels_ref[:, rows] >= 0", "labels_ref[:, rows] > 0", FORWARD, {}, {}),
     "z-loss left out": ("if z_loss else lse - label", "if False else lse - label", FORWARD, Z, {}),
     "z-loss not squared": ("z_loss * lse * lse", "z_loss * lse", FORWARD, Z, {}),
-    "last hidden part for the first": ("x_ref[:, (steps - 1) * block_k :]", "x_ref[:, :tail_k]", FORWARD, {"hidden": 300}, DEEP),
+    "last hidden part for the first": (
+        "x = x_ref[:, (steps - 1) * block_k :]", "x = x_ref[:, :tail_k]", FORWARD, {"hidden": 300}, DEEP
+    ),
     "sums not reset": ("step == 0, 0.0", "step < 0, 0.0", FORWARD, {"hidden": 384}, DEEP),
     "first tokens' x": ("lambda i, j, k: (i, 0)", "lambda i, j, k: (i % 2, 0)", FORWARD, {}, {}),
     "dx: last block skipped": ("pl.when(j == blocks - 1)(lambda: update(tail))", "pass", DX, {}, {}),
@@ -221,18 +249,22 @@ WRONG = {
     "dx: label not taken off": ("place[each] == j", "place[each] == -1 - j", DX, {}, {}),
     "dx: label of the first tile": ("j * block_n + first + start", "j * block_n + start", DX, {}, TILES),
     "dx: kept for the next tokens": ("pl.when(j == 0)", "pl.when((j == 0) & (pl.program_id(0) == 0))", DX, {}, {}),
-    "dx: one block's": ("acc[...] += _dot_of_rows(", "acc[...] = _dot_of_rows(", DX, {}, {}),
+    "dx: one block's": ("acc[...] += dot(by_logits", "acc[...] = dot(by_logits", DX, TIED, {}),
     "dx: z-loss left out": ("if z_loss else of_label), of_label", "if False else of_label), of_label", DX, Z, {}),
     "dx: z-loss not doubled": ("1 + 2 * z_loss * lse", "1 + z_loss * lse", DX, Z, {}),
     "dx: ignored tokens counted": ("labels >= 0, grad, 0.0", "labels >= -1, grad, 0.0", DX, {}, {}),
     "dx: rounded gradient": ("lse) * of_softmax", "lse).astype(jnp.bfloat16) * of_softmax", DX, {}, {}),
+    "dx: slope left out": ("by_logits if slope is None else by_logits * slope", "by_logits", DX, CAPPED, {}),
+    "dw: slope squared": ("else by_logits * slope", "else by_logits * slope * slope", DW, CAPPED, {}),
+    "not capped": ("capped(logits, soft_cap)[0]", "capped(logits, None)[0]", FORWARD, CAPPED, {}),
+    "dw: tied, x for w": ("w_rows = w_ref if tied", "w_rows = x_ref if tied", DW, TIED, {}),
     "dw: last tokens skipped": ("pl.when(i == blocks - 1)(lambda: update(tail))", "pass", DW, {}, {}),
     "dw: tail not cut": ("pl.when(i == blocks - 1)(lambda: update(tail))",
                          "pl.when(i == blocks - 1)(lambda: update(block_m))", DW, {}, {}),
     "dw: kept for the next columns": ("pl.when(i == 0)", "pl.when((i == 0) & (j == 0))", DW, {}, {}),
     "dw: label of the first block": ("labels - j * block_n", "labels", DW, {}, {}),
     "dw: softmax left out": ("weights - of_label, weights", "-of_label, 0.0", DW, {}, {}),
-    "dw: one block's": ("acc[...] += dot(", "acc[...] = dot(", DW, {}, {}),
+    "dw: one block's": ("acc[...] += dot(jnp", "acc[...] = dot(jnp", DW, {}, {}),
     "dw: ignored tokens counted": ("labels >= 0, grad, 0.0", "labels >= -1, grad, 0.0", DW, {}, {}),
     "dw: log-sum-exp of the first block": ("lambda j, i: (0, i)", "lambda j, i: (0, 0)", DW, {}, {}),
 }  # fmt: skip
@@ -271,7 +303,8 @@ def test_validation_has_all_that_the_problem_has_in_reach_of_a_cpu(name, text):
             assert any(length > 2 * block and length % block for length in lengths), "three blocks and an uneven edge"
             assert any(n % block == size % block and n >= min(size, 2 * block) for n in lengths), "the problem's edge"
         for small in smalls:
-            assert (small.dtype, bool(small.z_loss)) == (problem.dtype, bool(problem.z_loss))
+            assert (small.dtype, small.tied) == (problem.dtype, problem.tied)
+            assert (bool(small.z_loss), bool(small.soft_cap)) == (bool(problem.z_loss), bool(problem.soft_cap))
             assert kernel.cost(small).flops < 4e11
             assert sum(spec.nbytes for spec in kernel.arguments(small)) < 512 * MIB
 
@@ -343,7 +376,7 @@ def test_broken_constraints_are_named(name, change, says):
 @pytest.mark.parametrize("name", KERNELS)
 def test_the_compiler_takes_ragged_shapes(name):
     kernel, chip, rng = KERNELS[name], CHIPS["v5e"], random.Random(3)
-    texts = ["tokens=100,hidden=200,vocab=130", "tokens=300,hidden=333,vocab=1003,dtype=float32,z_loss=1e-4"]
+    texts = ["tokens=100,hidden=200,vocab=130", "tokens=300,hidden=333,vocab=1003,tied=true,soft_cap=30,dtype=float32"]
     configs = [(text, kernel.heuristic(kernel.parse_problem(text), chip)) for text in texts]
     configs += [(text, rng.choice(list(kernel.space(kernel.parse_problem(text), chip)))) for text in texts]
     found = compile_all(name, chip.name, configs, JAX_DEFAULT_MATMUL_PRECISION="highest")

@@ -31,6 +31,8 @@ def cross_entropy(
     labels: jax.Array,
     *,
     z_loss: float = 0.0,
+    soft_cap: float | None = None,
+    tied: bool = False,
     ignore_index: int = -100,
     config: Config | None = None,
     dx_config: Config | None = None,
@@ -45,10 +47,12 @@ def cross_entropy(
 
     Args:
         x: ``[..., tokens, hidden]``, bfloat16 or float32; leading dimensions are folded into the tokens.
-        w: ``[hidden, vocab]``, of x's dtype.
-        labels: ``[..., tokens]`` integers: columns of w, or `ignore_index`. One that is neither is the caller's
+        w: ``[hidden, vocab]``, of x's dtype; ``[vocab, hidden]`` if `tied`.
+        labels: ``[..., tokens]`` integers: below vocab, or `ignore_index`. One that is neither is the caller's
             mistake; a loss for it means nothing.
         z_loss: Times the squared log-sum-exp of the logits, added to each loss (1e-4 is usual).
+        soft_cap: Logits become ``soft_cap · tanh(logits / soft_cap)``; None leaves them. (Gemma 2's is 30.)
+        tied: Whether w is an embedding table that is the head as well; it is taken as it lies.
         ignore_index: The label of tokens whose loss and gradients are zero.
         config: Block sizes and the like (`cross_entropy_pallas` lists them); None takes the preset for these shapes
             on this device, and a heuristic where there is none.
@@ -60,22 +64,21 @@ def cross_entropy(
         Losses, ``[..., tokens]`` float32; the softmax and all sums are float32.
 
     Raises:
-        UsageError: Shapes or dtypes do not fit together, or z_loss is negative.
+        UsageError: Shapes or dtypes do not fit together, z_loss is negative, or soft_cap not positive.
     """
-    if x.ndim < 2 or w.ndim != 2 or x.shape[-1] != w.shape[0] or labels.shape != x.shape[:-1]:
+    if x.ndim < 2 or w.ndim != 2 or x.shape[-1] != w.shape[1 if tied else 0] or labels.shape != x.shape[:-1]:
         raise UsageError(
             f"cross_entropy of x {x.shape}, w {w.shape}, labels {labels.shape}: must be [..., tokens, hidden], "
-            "[hidden, vocab] and [..., tokens]"
+            f"{'[vocab, hidden] (tied)' if tied else '[hidden, vocab]'} and [..., tokens]"
         )
     if x.dtype != w.dtype or not jnp.issubdtype(labels.dtype, jnp.integer):
         raise UsageError(
             f"cross_entropy of {x.dtype}, {w.dtype} and labels {labels.dtype}: x and w must both be "
             f"{one_of(CrossEntropyProblem.dtypes)}, labels integers"
         )
-    hidden, vocab = w.shape
-    problem = CrossEntropyProblem(
-        tokens=labels.size, hidden=hidden, vocab=vocab, dtype=str(x.dtype), z_loss=float(z_loss)
-    )
+    hidden, vocab = w.shape[::-1] if tied else w.shape
+    options = {"z_loss": float(z_loss), "soft_cap": None if soft_cap is None else float(soft_cap), "tied": tied}
+    problem = CrossEntropyProblem(tokens=labels.size, hidden=hidden, vocab=vocab, dtype=str(x.dtype), **options)
     configs = {"": config, "_dx": dx_config, "_dw": dw_config}
 
     def call(suffix: str, kernel: Any, reference: Any, *arrays: jax.Array) -> Any:
@@ -86,8 +89,8 @@ def cross_entropy(
             configs[suffix],
             lambda: heuristic_config(problem, suffix[1:] or "forward"),
         )
-        kernel = functools.partial(kernel, z_loss=problem.z_loss, **chosen, interpret=interpret)
-        return run(kernel, functools.partial(reference, z_loss=problem.z_loss), interpret, *arrays)
+        kernel = functools.partial(kernel, **options, **chosen, interpret=interpret)
+        return run(kernel, functools.partial(reference, **options), interpret, *arrays)
 
     def forward(x: jax.Array, w: jax.Array, labels: jax.Array):
         losses, lse = call("", cross_entropy_pallas, cross_entropy_reference, x, w, labels)

@@ -3,7 +3,7 @@
 Tiles of logits are computed again, and with the forward pass's log-sum-exp become their own gradient. The gradient
 of x walks the vocabulary for a block of tokens, as the forward pass does. The gradient of w walks the tokens for a
 block of the vocabulary, on transposed tiles: so the second product, and the statistics along the lanes, come as they
-are, and only the block of w and its gradient have to be turned, once each.
+are, and only the block of w and its gradient have to be turned, once each; those of an embedding table need not be.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from kernels._compiler import compiler_params
-from kernels._precision import dot, dot_precision
-from kernels.cross_entropy.pallas import LANES, LOG2E, to_column
+from kernels._precision import dot
+from kernels.cross_entropy.pallas import LANES, LOG2E, capped, dot_of_rows, product, to_column, w_block
 
 
 def cross_entropy_dx_pallas(
@@ -30,6 +30,8 @@ def cross_entropy_dx_pallas(
     grad: jax.Array,
     *,
     z_loss: float = 0.0,
+    soft_cap: float | None = None,
+    tied: bool = False,
     block_m: int,
     block_n: int,
     block_n_compute: int | None = None,
@@ -41,14 +43,16 @@ def cross_entropy_dx_pallas(
 
     Args:
         x: ``[tokens, hidden]``, bfloat16 or float32.
-        w: ``[hidden, vocab]``, of x's dtype.
+        w: ``[hidden, vocab]``, of x's dtype; ``[vocab, hidden]`` if `tied`.
         labels: ``[tokens]`` int32; a token whose label is negative is ignored.
         lse: ``[tokens]`` float32, the log-sum-exp of each token's logits.
         grad: ``[tokens]`` float32, the gradient of the losses.
         z_loss: Times the squared log-sum-exp, added to the loss.
+        soft_cap: As the forward pass's (`cross_entropy_pallas`), and so is tied.
+        tied: See there.
         block_m: Tokens per block, a multiple of 128.
-        block_n: Columns of w per block, a multiple of 128.
-        block_n_compute: Columns of a tile of logits, a part of block_n (None: all of it).
+        block_n: Of the vocabulary per block, a multiple of 128.
+        block_n_compute: Of the vocabulary per tile of logits, a part of block_n (None: all of it).
         held_buffers: VMEM buffers of x. 2 fetches the next block of tokens ahead; 1 waits for it, but leaves VMEM
             for larger blocks.
         vmem_limit_mib: VMEM the compiler may use for the kernel, MiB; None is its default.
@@ -57,8 +61,10 @@ def cross_entropy_dx_pallas(
     Returns:
         As x; the sums are float32.
     """
-    (tokens, hidden), vocab = x.shape, w.shape[1]
-    kernel = functools.partial(_dx_kernel, z_loss=z_loss, vocab=vocab, tile=block_n_compute or block_n)
+    (tokens, hidden), vocab = x.shape, w.shape[0 if tied else 1]
+    kernel = functools.partial(
+        _dx_kernel, z_loss=z_loss, soft_cap=soft_cap, tied=tied, vocab=vocab, tile=block_n_compute or block_n
+    )
     row = pl.BlockSpec((1, block_m), lambda i, j: (0, i))
     lanes = pltpu.VMEM((block_m, LANES), jnp.float32)
     return pl.pallas_call(
@@ -67,7 +73,7 @@ def cross_entropy_dx_pallas(
         grid=(pl.cdiv(tokens, block_m), pl.cdiv(vocab, block_n)),
         in_specs=[
             pl.BlockSpec((block_m, hidden), lambda i, j: (i, 0), pipeline_mode=_buffers(held_buffers)),
-            pl.BlockSpec((hidden, block_n), lambda i, j: (0, j)),
+            w_block(hidden, block_n, lambda i, j: (0, j), tied),
             row,
             row,
             row,
@@ -94,6 +100,8 @@ def cross_entropy_dw_pallas(
     grad: jax.Array,
     *,
     z_loss: float = 0.0,
+    soft_cap: float | None = None,
+    tied: bool = False,
     block_m: int,
     block_n: int,
     block_m_compute: int | None = None,
@@ -104,14 +112,16 @@ def cross_entropy_dw_pallas(
     """The gradient of w; arguments as of `cross_entropy_dx_pallas`, but for these.
 
     Args:
-        block_m_compute: Tokens of a tile of logits, a part of block_m (None: all of it).
+        block_m_compute: Tokens per tile of logits, a part of block_m (None: all of it).
         held_buffers: VMEM buffers of w, which here is what stays while the grid walks the tokens.
 
     Returns:
         As w; the sums are float32.
     """
-    (tokens, hidden), vocab = x.shape, w.shape[1]
-    kernel = functools.partial(_dw_kernel, z_loss=z_loss, tokens=tokens, tile=block_m_compute or block_m)
+    (tokens, hidden), vocab = x.shape, w.shape[0 if tied else 1]
+    kernel = functools.partial(
+        _dw_kernel, z_loss=z_loss, soft_cap=soft_cap, tied=tied, tokens=tokens, tile=block_m_compute or block_m
+    )
     row = pl.BlockSpec((1, block_m), lambda j, i: (0, i))
     return pl.pallas_call(
         kernel,
@@ -119,16 +129,14 @@ def cross_entropy_dw_pallas(
         grid=(pl.cdiv(vocab, block_n), pl.cdiv(tokens, block_m)),
         in_specs=[
             pl.BlockSpec((block_m, hidden), lambda j, i: (i, 0)),
-            pl.BlockSpec((hidden, block_n), lambda j, i: (0, j), pipeline_mode=_buffers(held_buffers)),
+            w_block(hidden, block_n, lambda j, i: (0, j), tied, pipeline_mode=_buffers(held_buffers)),
             row,
             row,
             row,
         ],
-        out_specs=pl.BlockSpec((hidden, block_n), lambda j, i: (0, j)),
-        scratch_shapes=[
-            pltpu.VMEM((block_n, hidden), w.dtype),
-            pltpu.VMEM((block_n, hidden), jnp.float32),
-        ],
+        out_specs=w_block(hidden, block_n, lambda j, i: (0, j), tied),
+        scratch_shapes=[pltpu.VMEM((block_n, hidden), jnp.float32)]
+        + [pltpu.VMEM((block_n, hidden), w.dtype)] * (not tied),
         compiler_params=compiler_params("parallel", "arbitrary", vmem_limit_mib=vmem_limit_mib),
         interpret=interpret,
         name="cross_entropy_dw",
@@ -139,22 +147,18 @@ def _buffers(count: int) -> pl.Buffered | None:
     return pl.Buffered(1) if count == 1 else None
 
 
-def _dot_of_rows(x: jax.Array, y: jax.Array) -> jax.Array:
-    """``x @ y.T`` in float32."""
-    dimensions = (((1,), (1,)), ((), ()))
-    return lax.dot_general(x, y, dimensions, precision=dot_precision(x.dtype), preferred_element_type=jnp.float32)
-
-
 def _factors(labels: jax.Array, lse: jax.Array, grad: jax.Array, z_loss: float) -> tuple[jax.Array, jax.Array]:
     """What a token's softmax, and its label's one, are multiplied by in the gradient of its logits."""
     of_label = jnp.where(labels >= 0, grad, 0.0)
     return (of_label * (1 + 2 * z_loss * lse) if z_loss else of_label), of_label
 
 
-def _by_logits(logits, is_label, lse, of_softmax, of_label) -> jax.Array:
+def _by_logits(logits, is_label, lse, of_softmax, of_label, soft_cap: float | None) -> jax.Array:
     """The gradient of logits; lse to base 2 (times log2 e)."""
-    weights = jnp.exp2(logits * LOG2E - lse) * of_softmax
-    return jnp.where(is_label, weights - of_label, weights)
+    logits, slope = capped(logits, soft_cap)
+    weights = jnp.exp2(logits - lse) * of_softmax
+    by_logits = jnp.where(is_label, weights - of_label, weights)
+    return by_logits if slope is None else by_logits * slope
 
 
 def _dx_kernel(
@@ -171,6 +175,8 @@ def _dx_kernel(
     acc,
     *,
     z_loss: float,
+    soft_cap: float | None,
+    tied: bool,
     vocab: int,
     tile: int,
 ) -> None:
@@ -183,7 +189,7 @@ def _dx_kernel(
             exists and no other.
         tile: Columns of a tile.
     """
-    j, blocks, block_n = pl.program_id(1), pl.num_programs(1), w_ref.shape[1]
+    j, blocks, block_n = pl.program_id(1), pl.num_programs(1), w_ref.shape[0 if tied else 1]
 
     @pl.when(j == 0)
     def _():
@@ -196,14 +202,15 @@ def _dx_kernel(
     def update(columns: int) -> None:
         chunks = []
         for first in range(0, columns, tile):
-            logits = dot(x_ref[...], w_ref[:, first : min(first + tile, columns)])
+            logits = product(x_ref[...], w_ref, slice(None), slice(first, min(first + tile, columns)), tied)
             for start in range(0, logits.shape[1], LANES):
                 chunk = logits[:, start : start + LANES]
                 each = slice(None), slice(0, chunk.shape[1])
                 is_label = place[each] == j * block_n + first + start
-                chunks.append(_by_logits(chunk, is_label, lse[each], of_softmax[each], of_label[each]))
-        by_logits = jnp.concatenate([chunk.astype(w_ref.dtype) for chunk in chunks], axis=1)
-        acc[...] += _dot_of_rows(by_logits, w_ref[:, :columns])
+                statistics = lse[each], of_softmax[each], of_label[each]
+                chunks.append(_by_logits(chunk, is_label, *statistics, soft_cap).astype(w_ref.dtype))
+        by_logits = jnp.concatenate(chunks, axis=1)
+        acc[...] += dot(by_logits, w_ref[:columns, :]) if tied else dot_of_rows(by_logits, w_ref[:, :columns])
 
     tail = vocab % block_n
     if tail:
@@ -218,22 +225,36 @@ def _dx_kernel(
 
 
 def _dw_kernel(
-    x_ref, w_ref, labels_ref, lse_ref, grad_ref, dw_ref, turned, acc, *, z_loss: float, tokens: int, tile: int
+    x_ref,
+    w_ref,
+    labels_ref,
+    lse_ref,
+    grad_ref,
+    dw_ref,
+    acc,
+    *turned,
+    z_loss: float,
+    soft_cap: float | None,
+    tied: bool,
+    tokens: int,
+    tile: int,
 ) -> None:
     """One grid step: a block of the vocabulary against a block of tokens.
 
     Args:
-        turned: The block of w, transposed.
-        acc: Its gradient so far, transposed.
+        acc: The block's gradient so far, a row for each of the vocabulary.
+        turned: The block of w, transposed, where w itself does not have such rows.
         tokens: Those that exist: as `_dx_kernel`'s columns.
         tile: Tokens of a tile.
     """
     j, i, blocks = pl.program_id(0), pl.program_id(1), pl.num_programs(1)
-    block_m, block_n = x_ref.shape[0], w_ref.shape[1]
+    block_m, block_n = x_ref.shape[0], acc.shape[0]
+    w_rows = w_ref if tied else turned[0]
 
     @pl.when(i == 0)
     def _():
-        turned[...] = w_ref[...].T
+        if not tied:
+            w_rows[...] = w_ref[...].T
         acc[...] = jnp.zeros_like(acc)
 
     def update(rows: int) -> None:
@@ -241,10 +262,10 @@ def _dw_kernel(
         for first in range(0, rows, tile):
             at = slice(first, min(first + tile, rows))
             labels, lse = labels_ref[:, at], lse_ref[:, at]
-            logits = _dot_of_rows(turned[...], x_ref[at, :])  # [vocabulary, tokens]
+            logits = dot_of_rows(w_rows[...], x_ref[at, :])  # [vocabulary, tokens]
             is_label = lax.broadcasted_iota(jnp.int32, logits.shape, 0) == labels - j * block_n
             factors = _factors(labels, lse, grad_ref[:, at], z_loss)
-            tiles.append(_by_logits(logits, is_label, lse * LOG2E, *factors).astype(x_ref.dtype))
+            tiles.append(_by_logits(logits, is_label, lse * LOG2E, *factors, soft_cap).astype(x_ref.dtype))
         acc[...] += dot(jnp.concatenate(tiles, axis=1), x_ref[:rows, :])
 
     tail = tokens % block_m
@@ -256,4 +277,5 @@ def _dw_kernel(
 
     @pl.when(i == blocks - 1)
     def _():
-        dw_ref[...] = acc[...].astype(dw_ref.dtype).T
+        dw = acc[...].astype(dw_ref.dtype)
+        dw_ref[...] = dw if tied else dw.T

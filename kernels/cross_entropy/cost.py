@@ -71,7 +71,7 @@ def vmem_lower_bound(problem: CrossEntropyProblem, config: Config, which: Pass) 
     x, w = block_m * wide * item, round_up(block_k, SUBLANES) * block_n * item
     if which == "dw":
         blocks = x * (1 if one_m else 2) + w * (1 if one_n else held) + w * (1 if one_n else 2)
-        return blocks + block_n * wide * (item + 4)
+        return blocks + block_n * wide * (4 if problem.tied else item + 4)
     blocks = x * (1 if one_m else held) + w * (1 if one_n and block_k == hidden else 2)
     columns = 4 * block_m * LANES * 4  # what is kept of each token in every lane
     if which == "dx":

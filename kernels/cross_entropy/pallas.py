@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -17,7 +18,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from kernels._compiler import compiler_params
-from kernels._precision import dot
+from kernels._precision import dot, dot_precision
 
 LANES = 128
 LOG2E = math.log2(math.e)
@@ -30,6 +31,8 @@ def cross_entropy_pallas(
     labels: jax.Array,
     *,
     z_loss: float = 0.0,
+    soft_cap: float | None = None,
+    tied: bool = False,
     block_m: int,
     block_n: int,
     block_k: int | None = None,
@@ -42,14 +45,15 @@ def cross_entropy_pallas(
 
     Args:
         x: ``[tokens, hidden]``, bfloat16 or float32.
-        w: ``[hidden, vocab]``, of x's dtype.
+        w: ``[hidden, vocab]``, of x's dtype; ``[vocab, hidden]`` if `tied`.
         labels: ``[tokens]`` int32; a token whose label is negative is ignored.
         z_loss: Times the squared log-sum-exp, added to the loss.
+        soft_cap: Logits become ``soft_cap · tanh(logits / soft_cap)``; None leaves them.
+        tied: Whether w is an embedding table, a row for each of the vocabulary.
         block_m: Tokens per block, a multiple of 128.
-        block_n: Columns of w per block, a multiple of 128.
-        block_k: Rows of w per block: the whole hidden length (None) or a multiple of 128.
-        block_n_compute: Columns of a tile of logits, a part of block_n (None: all of it). With a block_k that is not
-            the whole hidden length it must be all of it.
+        block_n: Of the vocabulary per block, a multiple of 128.
+        block_k: Of the hidden length per block of w: all of it (None) or a multiple of 128.
+        block_n_compute: Of the vocabulary per tile of logits, a part of block_n (None: all of it).
         held_buffers: VMEM buffers of x. 2 fetches the next block of tokens ahead; 1 waits for it, but leaves VMEM
             for larger blocks.
         vmem_limit_mib: VMEM the compiler may use for the kernel, MiB; None is its default.
@@ -58,12 +62,14 @@ def cross_entropy_pallas(
     Returns:
         Losses and log-sum-exps, ``[tokens]`` float32 each. An ignored token's loss is 0.
     """
-    (tokens, hidden), vocab = x.shape, w.shape[1]
+    (tokens, hidden), vocab = x.shape, w.shape[0 if tied else 1]
     block_k = min(block_k or hidden, hidden)
     steps = pl.cdiv(hidden, block_k)
     kernel = functools.partial(
         _forward_kernel,
         z_loss=z_loss,
+        soft_cap=soft_cap,
+        tied=tied,
         steps=steps,
         tail_k=hidden - (steps - 1) * block_k,
         vocab=vocab,
@@ -81,7 +87,7 @@ def cross_entropy_pallas(
                 lambda i, j, k: (i, 0),
                 pipeline_mode=pl.Buffered(1) if held_buffers == 1 else None,
             ),
-            pl.BlockSpec((block_k, block_n), lambda i, j, k: (k, j)),
+            w_block(block_k, block_n, lambda i, j, k: (k, j), tied),
             row,
         ],
         out_specs=[row, row],
@@ -106,6 +112,8 @@ def _forward_kernel(
     picked,
     *sums,
     z_loss: float,
+    soft_cap: float | None,
+    tied: bool,
     steps: int,
     tail_k: int,
     vocab: int,
@@ -125,7 +133,7 @@ def _forward_kernel(
         tile: Columns of a tile.
     """
     j, step = pl.program_id(1), pl.program_id(2)
-    blocks, (block_k, block_n) = pl.num_programs(1), w_ref.shape
+    blocks, (block_k, block_n) = pl.num_programs(1), (w_ref.shape[::-1] if tied else w_ref.shape)
     tail = vocab % block_n or block_n
 
     @pl.when((j == 0) & (step == 0))
@@ -142,10 +150,11 @@ def _forward_kernel(
             width = min(tile, pl.cdiv(columns - first, LANES) * LANES)
             at = slice(first, first + width)
             if steps == 1:
-                logits = dot(x_ref[...], w_ref[:, at])
+                logits = product(x_ref[...], w_ref, slice(None), at, tied)
             else:  # the last product goes straight on, not through the sums' memory
-                logits = sums[0][:, at] + dot(x_ref[:, (steps - 1) * block_k :], w_ref[:tail_k, at])
-            logits *= LOG2E
+                x = x_ref[:, (steps - 1) * block_k :]
+                logits = sums[0][:, at] + product(x, w_ref, slice(0, tail_k), at, tied)
+            logits = capped(logits, soft_cap)[0]
             if columns - first < width:
                 column = lax.broadcasted_iota(jnp.int32, logits.shape, 1)
                 logits = jnp.where(column < columns - first, logits, LOWEST)
@@ -165,7 +174,8 @@ def _forward_kernel(
         def _():
             x = x_ref[:, pl.ds(pl.multiple_of(step * block_k, LANES), block_k)]
             # A select beside the MXU costs nothing; a pass that stores zeros costs as much as one that adds.
-            sums[0][...] = jnp.where(step == 0, 0.0, sums[0][...]) + dot(x, w_ref[...])
+            so_far = jnp.where(step == 0, 0.0, sums[0][...])
+            sums[0][...] = so_far + product(x, w_ref, slice(None), slice(None), tied)
 
     last_step = step == steps - 1
     if tail == block_n:
@@ -185,6 +195,32 @@ def _forward_kernel(
             losses = lse - label + z_loss * lse * lse if z_loss else lse - label
             lse_ref[:, rows] = _to_row(lse)
             losses_ref[:, rows] = jnp.where(labels_ref[:, rows] >= 0, _to_row(losses), 0.0)
+
+
+def w_block(depth: int, columns: int, index_map: Callable[..., tuple], tied: bool, **options: Any) -> pl.BlockSpec:
+    """A block of w; `index_map` gives (hidden, vocabulary) whichever comes first in w."""
+    if tied:
+        return pl.BlockSpec((columns, depth), lambda *at: index_map(*at)[::-1], **options)
+    return pl.BlockSpec((depth, columns), index_map, **options)
+
+
+def product(x: jax.Array, w_ref, depth: slice, columns: slice, tied: bool) -> jax.Array:
+    """x times that part of a block of w, in float32."""
+    return dot_of_rows(x, w_ref[columns, depth]) if tied else dot(x, w_ref[depth, columns])
+
+
+def dot_of_rows(x: jax.Array, y: jax.Array) -> jax.Array:
+    """``x @ y.T`` in float32."""
+    dimensions = (((1,), (1,)), ((), ()))
+    return lax.dot_general(x, y, dimensions, precision=dot_precision(x.dtype), preferred_element_type=jnp.float32)
+
+
+def capped(logits: jax.Array, soft_cap: float | None) -> tuple[jax.Array, jax.Array | None]:
+    """Logits to base 2 (times log2 e), capped where they are to be; and their slope, None where that is 1."""
+    if soft_cap is None:
+        return logits * LOG2E, None
+    bent = jnp.tanh(logits * (1 / soft_cap))
+    return bent * (soft_cap * LOG2E), 1 - bent * bent
 
 
 def to_column(row_ref) -> jax.Array:
