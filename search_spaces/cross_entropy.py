@@ -79,6 +79,7 @@ class CrossEntropyKernel(Kernel):
                 f"{'tokens' if self.tiled == 'block_m' else 'columns'} per tile of logits",
                 default=lambda config: config[self.tiled],
             ),
+            *self._turned(problem),
             Param("held_buffers", (2, 1), f"VMEM buffers of {'w' if self.which == 'dw' else 'x'}, which is held", 2),
             Param(
                 "vmem_limit_mib",
@@ -127,6 +128,12 @@ class CrossEntropyKernel(Kernel):
         depths = [depth for depth in aligned_divisors(problem.hidden, LANES, smallest=512) if depth != problem.hidden]
         depths = spread({*depths[-2:], min(problem.hidden, LANES), problem.hidden})
         return [Param("block_k", depths, "rows of w per block", default=problem.hidden)]
+
+    def _turned(self, problem: CrossEntropyProblem) -> list[Param]:
+        """turned_sum, where there is a choice: the compiler schedules now the one better, now the other."""
+        if self.which != "dx" or problem.tied:
+            return []
+        return [Param("turned_sum", (False, True), "whether the gradient is summed transposed", default=False)]
 
     def _more_vmem(self, chip: Chip) -> tuple[int, ...]:
         """48 MiB where that is three quarters of the VMEM (v5p, v7x): a block of x and one of w take much."""

@@ -87,7 +87,7 @@ def test_any_shape_is_right_forward_and_backward_with_nan_memory(
         soft_cap=soft_cap,
         tied=tied,
         config={**wide, "block_k": None if whole else 128, "block_n_compute": 128, "held_buffers": 1 + whole},
-        dx_config={**wide, "block_n_compute": 128 * (1 + whole)},
+        dx_config={**wide, "block_n_compute": 128 * (1 + whole), "turned_sum": not tied},
         dw_config={"block_m": 256, "block_n": 128, "block_m_compute": 128, "held_buffers": 1 + whole},
         interpret=NAN_MEMORY,
     )
@@ -199,7 +199,7 @@ def instance(kernel, problem=None, config=None):
     ("name", "problem", "config"),
     [
         (FORWARD, {"dtype": "bfloat16", "z_loss": 1e-4}, {"block_k": 128}),
-        (DX, {"dtype": "bfloat16"}, {}),
+        (DX, {"dtype": "bfloat16"}, {"turned_sum": True}),
         (DW, {"z_loss": 1e-4, "soft_cap": 30.0}, {"block_m": 256, "block_m_compute": 128}),
         pytest.param(FORWARD, {**TIED, **CAPPED}, {"block_k": 128}, marks=pytest.mark.slow),
         pytest.param(DX, {**TIED, **CAPPED}, {}, marks=pytest.mark.slow),

@@ -35,6 +35,7 @@ def cross_entropy_dx_pallas(
     block_m: int,
     block_n: int,
     block_n_compute: int | None = None,
+    turned_sum: bool = False,
     held_buffers: int = 2,
     vmem_limit_mib: int | None = None,
     interpret: Any = False,
@@ -53,6 +54,8 @@ def cross_entropy_dx_pallas(
         block_m: Tokens per block, a multiple of 128.
         block_n: Of the vocabulary per block, a multiple of 128.
         block_n_compute: Of the vocabulary per tile of logits, a part of block_n (None: all of it).
+        turned_sum: Whether the gradient is summed transposed, and turned when it is complete: then the second product
+            turns tiles of logits, not blocks of w. Not if `tied`: there nothing needs turning.
         held_buffers: VMEM buffers of x. 2 fetches the next block of tokens ahead; 1 waits for it, but leaves VMEM
             for larger blocks.
         vmem_limit_mib: VMEM the compiler may use for the kernel, MiB; None is its default.
@@ -63,7 +66,13 @@ def cross_entropy_dx_pallas(
     """
     (tokens, hidden), vocab = x.shape, w.shape[0 if tied else 1]
     kernel = functools.partial(
-        _dx_kernel, z_loss=z_loss, soft_cap=soft_cap, tied=tied, vocab=vocab, tile=block_n_compute or block_n
+        _dx_kernel,
+        z_loss=z_loss,
+        soft_cap=soft_cap,
+        tied=tied,
+        turned=turned_sum,
+        vocab=vocab,
+        tile=block_n_compute or block_n,
     )
     row = pl.BlockSpec((1, block_m), lambda i, j: (0, i))
     lanes = pltpu.VMEM((block_m, LANES), jnp.float32)
@@ -84,7 +93,7 @@ def cross_entropy_dx_pallas(
             lanes,
             lanes,
             lanes,
-            pltpu.VMEM((block_m, hidden), jnp.float32),
+            pltpu.VMEM((hidden, block_m) if turned_sum else (block_m, hidden), jnp.float32),
         ],
         compiler_params=compiler_params("parallel", "arbitrary", vmem_limit_mib=vmem_limit_mib),
         interpret=interpret,
@@ -177,6 +186,7 @@ def _dx_kernel(
     z_loss: float,
     soft_cap: float | None,
     tied: bool,
+    turned: bool,
     vocab: int,
     tile: int,
 ) -> None:
@@ -185,6 +195,7 @@ def _dx_kernel(
     Args:
         place: Of each token and lane, where its label's logit is, as in the forward pass.
         lse: The log-sum-exp to base 2, of each token in every lane; so are of_softmax and of_label (`_factors`).
+        turned: Whether acc, the gradient so far, is transposed.
         vocab: Columns that exist. What lies beyond them is whatever was in VMEM: the last block takes the part that
             exists and no other.
         tile: Columns of a tile.
@@ -210,7 +221,11 @@ def _dx_kernel(
                 statistics = lse[each], of_softmax[each], of_label[each]
                 chunks.append(_by_logits(chunk, is_label, *statistics, soft_cap).astype(w_ref.dtype))
         by_logits = jnp.concatenate(chunks, axis=1)
-        acc[...] += dot(by_logits, w_ref[:columns, :]) if tied else dot_of_rows(by_logits, w_ref[:, :columns])
+        if tied:
+            acc[...] += dot(by_logits, w_ref[:columns, :])
+        else:
+            factors = by_logits, w_ref[:, :columns]
+            acc[...] += dot_of_rows(*(factors[::-1] if turned else factors))
 
     tail = vocab % block_n
     if tail:
@@ -221,7 +236,8 @@ def _dx_kernel(
 
     @pl.when(j == blocks - 1)
     def _():
-        dx_ref[...] = acc[...].astype(dx_ref.dtype)
+        dx = acc[...].astype(dx_ref.dtype)
+        dx_ref[...] = dx.T if turned else dx
 
 
 def _dw_kernel(
