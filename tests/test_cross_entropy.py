@@ -63,22 +63,35 @@ def assert_close(got, want, dtype) -> None:
     assert np.linalg.norm(got - want) <= tolerance * np.linalg.norm(want) + 1e-6
 
 
-@settings(max_examples=1, deadline=None, derandomize=True, phases=[Phase.explicit, Phase.generate])
-@given(
-    tokens=st.integers(1, 300),
-    hidden=st.integers(1, 300),
-    vocab=st.integers(1, 600),
-    z_loss=st.sampled_from([0.0, 0.03]),
-    soft_cap=st.sampled_from([None, 3.0]),
-    tied=st.booleans(),
-    whole=st.booleans(),
-    dtype=st.sampled_from(["float32", "bfloat16"]),
-)
-@example(tokens=300, hidden=200, vocab=515, z_loss=0.03, soft_cap=3.0, tied=False, whole=False, dtype="float32")
-@example(tokens=130, hidden=128, vocab=256, z_loss=0.0, soft_cap=None, tied=True, whole=True, dtype="bfloat16")
-def test_any_shape_is_right_forward_and_backward_with_nan_memory(
-    tokens, hidden, vocab, z_loss, soft_cap, tied, whole, dtype
-):
+SHAPES = {
+    "tokens": st.integers(1, 300),
+    "hidden": st.integers(1, 300),
+    "vocab": st.integers(1, 600),
+    "z_loss": st.sampled_from([0.0, 0.03]),
+    "soft_cap": st.sampled_from([None, 3.0]),
+    "tied": st.booleans(),
+    "whole": st.booleans(),
+    "dtype": st.sampled_from(["float32", "bfloat16"]),
+}
+
+
+@pytest.mark.slow
+@settings(max_examples=20, deadline=None)
+@given(**SHAPES)
+def test_any_shape_is_right_forward_and_backward_with_nan_memory(**shape):
+    check_against_the_definition(**shape)
+
+
+@settings(deadline=None, phases=[Phase.explicit])
+@given(**SHAPES)
+@example(tokens=130, hidden=200, vocab=315, z_loss=0.03, soft_cap=3.0, tied=False, whole=False, dtype="float32")
+@example(tokens=128, hidden=128, vocab=256, z_loss=0.0, soft_cap=None, tied=True, whole=True, dtype="bfloat16")
+def test_these_shapes_are_right_forward_and_backward_with_nan_memory(**shape):
+    check_against_the_definition(**shape)
+
+
+def check_against_the_definition(tokens, hidden, vocab, z_loss, soft_cap, tied, whole, dtype):
+    """Losses and gradients by the kernels, blocks of 128 and more. `whole`: hidden in one block, and other options."""
     x, w, labels, grad = operands(tokens, hidden, vocab, dtype)
     wide = {"block_m": 128, "block_n": 256}
     op = functools.partial(
@@ -107,9 +120,9 @@ def test_any_shape_is_right_forward_and_backward_with_nan_memory(
 
 
 def test_large_logits_do_not_overflow():
-    x, w, labels, grad = operands(20, 64, 300)
+    x, w, labels, grad = operands(20, 64, 200)
     want = plain(300 * x, w, labels, grad)[0]
-    for interpret in (NAN_MEMORY, False):
+    for interpret in (True, False):
         assert_close(cross_entropy(300 * x, w, labels, config=BLOCKS, interpret=interpret), want, "float32")
 
 
@@ -142,6 +155,7 @@ def test_programs_for_a_tpu_hold_no_logits():
     assert "256x640x" not in loss.trace(x, w).lower(lowering_platforms=("tpu",)).as_text()
 
 
+@pytest.mark.slow
 def test_no_two_steps_race():
     from jax._src.pallas.mosaic.interpret import interpret_pallas_call as interpreter
 
@@ -198,9 +212,10 @@ def instance(kernel, problem=None, config=None):
 @pytest.mark.parametrize(
     ("name", "problem", "config"),
     [
-        (FORWARD, {"dtype": "bfloat16", "z_loss": 1e-4}, {"block_k": 128}),
-        (DX, {"dtype": "bfloat16"}, {"turned_sum": True}),
-        (DW, {"z_loss": 1e-4, "soft_cap": 30.0}, {"block_m": 256, "block_m_compute": 128}),
+        (DW, {"z_loss": 1e-4, "soft_cap": 30.0}, {"held_buffers": 1}),
+        pytest.param(FORWARD, {"dtype": "bfloat16", "z_loss": 1e-4}, {"block_k": 128}, marks=pytest.mark.slow),
+        pytest.param(DX, {"dtype": "bfloat16"}, {"turned_sum": True}, marks=pytest.mark.slow),
+        pytest.param(DW, {"z_loss": 1e-4}, {"block_m": 256, "block_m_compute": 128}, marks=pytest.mark.slow),
         pytest.param(FORWARD, {**TIED, **CAPPED}, {"block_k": 128}, marks=pytest.mark.slow),
         pytest.param(DX, {**TIED, **CAPPED}, {}, marks=pytest.mark.slow),
         pytest.param(DW, TIED, {}, marks=pytest.mark.slow),
@@ -373,9 +388,16 @@ def test_broken_constraints_are_named(name, change, says):
     assert says in kernel.space(problem, chip).why_invalid(config)
 
 
-@pytest.mark.parametrize("name", KERNELS)
-def test_the_compiler_takes_ragged_shapes(name):
-    kernel, chip, rng = KERNELS[name], CHIPS["v5e"], random.Random(3)
+@pytest.mark.parametrize(
+    ("name", "chip"),
+    [
+        pytest.param(name, chip, marks=[pytest.mark.slow] * (chip != "v5e" or name != FORWARD))
+        for name in KERNELS
+        for chip in CHIPS
+    ],
+)
+def test_the_compiler_takes_ragged_shapes(name, chip):
+    kernel, chip, rng = KERNELS[name], CHIPS[chip], random.Random(3)
     texts = ["tokens=100,hidden=200,vocab=130", "tokens=300,hidden=333,vocab=1003,tied=true,soft_cap=30,dtype=float32"]
     configs = [(text, kernel.heuristic(kernel.parse_problem(text), chip)) for text in texts]
     configs += [(text, rng.choice(list(kernel.space(kernel.parse_problem(text), chip)))) for text in texts]
