@@ -88,7 +88,7 @@ class CrossEntropyKernel(Kernel):
                 default=chip.scoped_vmem_bytes // MIB,
             ),
         ]
-        product = model.LARGEST_PRODUCT // (1 if problem.dtype == "bfloat16" else 4)
+        product = model.largest_product(problem, self.which)
         constraints = [
             *(
                 Constraint(
@@ -106,8 +106,8 @@ class CrossEntropyKernel(Kernel):
             ),
             Constraint("held_buffers must be 1 or 2", lambda config: config["held_buffers"] in (1, 2)),
             Constraint(
-                f"a step's products must be of at most {product} elements, or of 128-wide blocks: the compiler takes "
-                "minutes for more",
+                f"a step's products must be of at most {product} multiplications, or of 128-wide blocks: the compiler "
+                "takes minutes for more",
                 lambda config: (
                     model.products(problem, config, self.which) <= product
                     or config["block_m"] == config["block_n"] == LANES

@@ -377,7 +377,7 @@ def test_heuristics_are_valid_on_every_chip_with_room(tokens, hidden, vocab, dty
         (FORWARD, {"block_n": 384, "block_n_compute": 256}, "block_n_compute must be a positive multiple of 128 that"),
         (DW, {"block_m_compute": 0}, "block_m_compute must be a positive multiple of 128 that divides block_m"),
         (DX, {"held_buffers": 3}, "held_buffers must be 1 or 2"),
-        (DX, {"block_m": 2048, "block_n": 1024, "block_n_compute": 128}, "must be of at most 4294967296 elements"),
+        (DX, {"block_m": 2048, "block_n": 1024, "block_n_compute": 128}, "must be of at most 3221225472"),
         (DX, {"block_m": 512}, "the blocks alone need more VMEM than vmem_limit_mib"),
     ],
 )

@@ -19,7 +19,9 @@ OPERATIONS = {"forward": 9, "dx": 12, "dw": 12}  # of the vector unit, for each 
 VISIBLE = 0.3  # of the vector work: the rest hides behind the MXU
 SMALLEST_VMEM = 16 * MIB  # of the chips' default limits
 SPARE = 7 / 8  # of a limit: the compiler adds its own
-LARGEST_PRODUCT = 2**32  # elements of a step's products: more take the compiler minutes
+# Multiplications of a step's products, in one bfloat16 pass: more take the compiler minutes.
+LARGEST_PRODUCT = {"forward": 4 * 2**30, "dx": 3 * 2**30, "dw": 3 * 2**30}
+FLOAT32_WORK = 4  # as much code as that many bfloat16 products
 
 
 def cost(problem: CrossEntropyProblem, which: Pass) -> Cost:
@@ -91,10 +93,10 @@ def heuristic_config(problem: CrossEntropyProblem, which: Pass, vmem: int = SMAL
     Where not even the smallest fit, these with the limit that they need.
     """
     block_ms, block_ns = (
-        [block for block in (1024, 512, 256, LANES) if block == LANES or block <= round_up(size, LANES)]
-        for size in (problem.tokens, problem.vocab)
+        [block for block in blocks if block == LANES or block <= round_up(size, LANES)]
+        for size, blocks in ((problem.tokens, (1024, 512, 256, LANES)), (problem.vocab, (1024, 768, 512, 256, LANES)))
     )
-    most = LARGEST_PRODUCT // (1 if problem.dtype == "bfloat16" else 4)
+    most = largest_product(problem, which)
     fitting = []
     for block_m in block_ms:
         for block_n in block_ns:
@@ -113,8 +115,13 @@ def heuristic_config(problem: CrossEntropyProblem, which: Pass, vmem: int = SMAL
     return config if need <= SPARE * vmem else {**config, "vmem_limit_mib": cdiv(int(need / SPARE), MIB)}
 
 
+def largest_product(problem: CrossEntropyProblem, which: Pass) -> int:
+    """Multiplications that a step may have."""
+    return LARGEST_PRODUCT[which] // (1 if problem.dtype == "bfloat16" else FLOAT32_WORK)
+
+
 def products(problem: CrossEntropyProblem, config: Config, which: Pass) -> int:
-    """Elements that are multiplied in one step."""
+    """Multiplications of one step."""
     depth = min(config.get("block_k", problem.hidden), problem.hidden)
     return (1 if which == "forward" else 2) * config["block_m"] * config["block_n"] * depth
 
