@@ -16,7 +16,7 @@ class Visits(NamedTuple):
     """Tables for scalar prefetch, int32.
 
     Attributes:
-        groups: ``[visits]``: the group of each visit. Visits past `count` repeat the last group.
+        groups: ``[visits]``: the group of each visit. Those past `count` mean nothing.
         tiles: ``[visits]``: the row tile of each visit.
         bounds: ``[groups + 1]``: first row of each group, and the end of the last.
         count: How many visits there are, a scalar.
@@ -37,17 +37,28 @@ def plan_visits(group_sizes: jax.Array, m: int, block_m: int, *, empty_too: bool
         block_m: Rows of a tile.
         empty_too: Whether a group without rows is visited once, for what has to be stored for it.
     """
-    ends = jnp.minimum(jnp.cumsum(group_sizes.astype(jnp.int32)), m)
-    starts = jnp.concatenate([jnp.zeros(1, jnp.int32), ends[:-1]])
-    tiles, groups = -(-m // block_m), group_sizes.shape[0]
+    groups, tiles = group_sizes.shape[0], -(-m // block_m)
+    sizes = group_sizes.astype(jnp.int32)
+    ends = jnp.minimum(_running_sum(sizes), m)
+    starts = jnp.minimum(_running_sum(sizes, before=True), m)
     first_tile = jnp.minimum(starts // block_m, tiles - 1)
     number = jnp.where(ends > starts, (ends - 1) // block_m - first_tile + 1, int(empty_too))
-    last_visit = jnp.cumsum(number)
-    # Every tile has one visit, and one more for each boundary in it. Sums over a one-hot, not gathers: these are slow.
-    visit = jnp.arange(tiles + groups - 1, dtype=jnp.int32)[:, None]
-    here = (visit < last_visit) & (visit >= last_visit - number)
-    here = here.at[:, -1].set(here[:, -1] | (visit[:, 0] >= last_visit[-1]))
-    group = jnp.sum(jnp.where(here, jnp.arange(groups, dtype=jnp.int32), 0), axis=1)
-    tile = jnp.sum(jnp.where(here, visit - (last_visit - number) + first_tile, 0), axis=1)
+    visits_before, visits_then = _running_sum(number, before=True), _running_sum(number)
+    # Every tile has one visit, and one more for each boundary in it.
+    visit = jnp.arange(tiles + groups - 1, dtype=jnp.int32)
+    here = (visit[:, None] >= visits_before) & (visit[:, None] < visits_then)
+    group = _sum_where(here, jnp.arange(groups, dtype=jnp.int32))
+    tile = visit + _sum_where(here, first_tile - visits_before)
     bounds = jnp.concatenate([jnp.zeros(1, jnp.int32), ends])
-    return Visits(group, jnp.minimum(tile, tiles - 1), bounds, last_visit[-1])
+    return Visits(group, jnp.minimum(tile, tiles - 1), bounds, jnp.sum(number, dtype=jnp.int32))
+
+
+def _running_sum(values: jax.Array, *, before: bool = False) -> jax.Array:
+    """``[groups]``: of all up to each one, or of those before it."""
+    number = jnp.arange(values.shape[0], dtype=jnp.int32)
+    return _sum_where(number < number[:, None] if before else number <= number[:, None], values)
+
+
+def _sum_where(here: jax.Array, values: jax.Array) -> jax.Array:
+    """``[rows]``: the sum of the values that are here, of ``[rows, groups]``. Cheaper on a TPU than scans and gathers."""
+    return jnp.sum(jnp.where(here, values, 0), axis=1, dtype=jnp.int32)
