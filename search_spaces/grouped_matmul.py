@@ -71,6 +71,7 @@ class _GroupedKernel(Kernel):
                 "rows multiplied at a time, from the group's first one on",
                 default=lambda config: config["block_m"],
             ),
+            *self._more_params(),
             vmem_param(chip),
         ]
         constraints = [
@@ -88,6 +89,7 @@ class _GroupedKernel(Kernel):
                     )
                 ),
             ),
+            *self._more_constraints(problem),
             vmem_limit_constraint(chip),
             Constraint(
                 "the blocks alone need more VMEM than vmem_limit_mib: take smaller blocks or a higher limit",
@@ -97,6 +99,12 @@ class _GroupedKernel(Kernel):
             ),
         ]
         return Space(params, constraints)
+
+    def _more_params(self) -> list[Param]:
+        return []
+
+    def _more_constraints(self, problem: GroupedProblem) -> list[Constraint]:
+        return []
 
     def baselines(self, problem: GroupedProblem, chip: Chip) -> dict[str, Config]:
         return {"default": self.space(problem, chip).parse(small_tiles(problem))}
@@ -160,6 +168,21 @@ class GroupedMatmulKernel(_GroupedKernel):
     problems = PROBLEMS
     drhs = False
 
+    def _more_params(self) -> list[Param]:
+        return [Param("rhs_ahead", ("step", "group"), "how long before its use a right-hand side is fetched", "step")]
+
+    def _more_constraints(self, problem: GroupedMatmulProblem) -> list[Constraint]:
+        return [
+            Constraint("rhs_ahead must be step or group", lambda config: config["rhs_ahead"] in ("step", "group")),
+            Constraint(
+                f"rhs_ahead=group needs block_k to be the whole k={problem.k}, and a block_n that divides n={problem.n}",
+                lambda config: (
+                    config["rhs_ahead"] == "step"
+                    or (config["block_k"] == problem.k and problem.n % config["block_n"] == 0)
+                ),
+            ),
+        ]
+
     def arguments(self, problem: GroupedMatmulProblem) -> tuple[ArraySpec, ...]:
         matrix = (problem.n, problem.k) if problem.transpose_rhs else (problem.k, problem.n)
         lhs = ArraySpec((problem.m, problem.k), problem.dtype)
@@ -188,6 +211,21 @@ class GroupedMatmulDrhsKernel(_GroupedKernel):
     problem_type = GroupedProblem
     problems = DRHS_PROBLEMS
     drhs = True
+
+    def _more_params(self) -> list[Param]:
+        return [Param("out_behind", ("step", "group"), "how long a result may take to be written", "step")]
+
+    def _more_constraints(self, problem: GroupedProblem) -> list[Constraint]:
+        return [
+            Constraint("out_behind must be step or group", lambda config: config["out_behind"] in ("step", "group")),
+            Constraint(
+                f"out_behind=group needs a block_k that divides k={problem.k}, and a block_n that divides n={problem.n}",
+                lambda config: (
+                    config["out_behind"] == "step"
+                    or (problem.k % config["block_k"] == 0 and problem.n % config["block_n"] == 0)
+                ),
+            ),
+        ]
 
     def arguments(self, problem: GroupedProblem) -> tuple[ArraySpec, ...]:
         lhs, grad = (ArraySpec((problem.m, width), problem.dtype) for width in (problem.k, problem.n))

@@ -20,6 +20,9 @@ from kernels._precision import dot_precision
 from kernels._tpu_model import sublanes
 from kernels.grouped_matmul.visits import plan_visits
 
+PIECES = 2  # of a written result
+SUBLANES_MOST = 16  # rows of a VMEM tile
+
 
 def grouped_matmul_pallas(
     lhs: jax.Array,
@@ -31,6 +34,7 @@ def grouped_matmul_pallas(
     block_n: int,
     block_k: int,
     block_m_compute: int | None = None,
+    rhs_ahead: str = "step",
     vmem_limit_mib: int | None = None,
     interpret: Any = False,
 ) -> jax.Array:
@@ -46,6 +50,9 @@ def grouped_matmul_pallas(
         block_k: Contracted length per grid step: the whole k or a multiple of 128. The whole k fetches a group's
             right-hand side once for all of its row tiles.
         block_m_compute: Rows multiplied at a time: a part of block_m and a multiple of 8 or 16; None is block_m.
+        rhs_ahead: When a group's right-hand side is fetched: one grid ``step`` before it is needed, as Pallas does;
+            or a ``group`` before, beside all of that group's visits. The latter takes a block_k of the whole k and a
+            block_n that divides n.
         vmem_limit_mib: VMEM the compiler may use for the kernel, MiB; None is its default.
         interpret: Passed to `pallas_call`.
 
@@ -62,7 +69,7 @@ def grouped_matmul_pallas(
 
     def lhs_map(j, visit, step, group, row_tile, bounds):
         # The rest's visits repeat the last block: nothing is fetched for them.
-        last = lax_div(jnp.maximum(bounds[groups] - 1, 0), block_m)
+        last = _div(jnp.maximum(bounds[groups] - 1, 0), block_m)
         return jnp.minimum(row_tile[visit], last), jnp.where(group[visit] == groups, steps - 1, step)
 
     def rhs_map(j, visit, step, group, row_tile, bounds):
@@ -70,7 +77,7 @@ def grouped_matmul_pallas(
         step = jnp.where(group[visit] == groups, steps - 1, step)
         return (at, j, step) if transpose_rhs else (at, step, j)
 
-    rhs_block = (None, block_n, block_k) if transpose_rhs else (None, block_k, block_n)
+    rhs_block = (block_n, block_k) if transpose_rhs else (block_k, block_n)
     kernel = functools.partial(
         _grouped_matmul_kernel,
         rest=groups,
@@ -79,15 +86,21 @@ def grouped_matmul_pallas(
         tail=k % block_k or block_k,
         transpose_rhs=transpose_rhs,
     )
+    scratch = [pltpu.VMEM((block_m, block_n), jnp.float32)] if steps > 1 else []
+    rhs_spec = pl.BlockSpec((None, *rhs_block), rhs_map)
+    if rhs_ahead == "group":
+        kernel = functools.partial(_with_rhs_ahead, kernel=kernel, rest=groups, transpose_rhs=transpose_rhs)
+        rhs_spec = pl.BlockSpec(memory_space=pl.ANY)
+        scratch = [pltpu.VMEM((2, *rhs_block), rhs.dtype), pltpu.SemaphoreType.DMA((2,)), pltpu.SMEM((1,), jnp.int32)]
     return pl.pallas_call(
         kernel,
         out_shape=jax.ShapeDtypeStruct((m, n), lhs.dtype),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=3,
             grid=(pl.cdiv(n, block_n), visits.count, steps),
-            in_specs=[pl.BlockSpec((block_m, block_k), lhs_map), pl.BlockSpec(rhs_block, rhs_map)],
+            in_specs=[pl.BlockSpec((block_m, block_k), lhs_map), rhs_spec],
             out_specs=pl.BlockSpec((block_m, block_n), lambda j, visit, step, group, tiles, _: (tiles[visit], j)),
-            scratch_shapes=[pltpu.VMEM((block_m, block_n), jnp.float32)] if steps > 1 else [],
+            scratch_shapes=scratch,
         ),
         compiler_params=compiler_params("parallel", "arbitrary", "arbitrary", vmem_limit_mib=vmem_limit_mib),
         interpret=interpret,
@@ -95,8 +108,48 @@ def grouped_matmul_pallas(
     )(visits.groups, visits.tiles, visits.bounds, lhs, rhs)
 
 
-def lax_div(x, y):
+def _div(x, y):
     return jax.lax.div(x, jnp.int32(y))
+
+
+def _with_rhs_ahead(
+    groups_ref, tiles_ref, bounds_ref, lhs_ref, rhs_ref, out_ref, buffers_ref, arrived, slot_ref,
+    *, kernel, rest: int, transpose_rhs: bool,
+) -> None:  # fmt: skip
+    """`kernel` with the right-hand side of its group, while that of the next group is fetched into the other buffer.
+
+    Args:
+        buffers_ref: Two right-hand sides.
+        arrived: The semaphore of each.
+        slot_ref: Which buffer is the present group's.
+    """
+    tile_n, visit, visits = pl.program_id(0), pl.program_id(1), pl.num_programs(1)
+    group, block_n = groups_ref[visit], out_ref.shape[1]
+    columns = pl.ds(pl.multiple_of(tile_n * block_n, block_n), block_n)
+
+    def fetch(group, slot):
+        at = rhs_ref.at[group, columns, :] if transpose_rhs else rhs_ref.at[group, :, columns]
+        return pltpu.make_async_copy(at, buffers_ref.at[slot], arrived.at[slot])
+
+    @pl.when((visit == 0) & (group != rest))
+    def _():
+        slot_ref[0] = 1
+        fetch(group, 0).start()
+
+    # Its first visit: the group before, if any, is another one.
+    @pl.when(((visit == 0) | (groups_ref[jnp.maximum(visit - 1, 0)] != group)) & (group != rest))
+    def _():
+        slot = 1 - slot_ref[0]
+        slot_ref[0] = slot
+        fetch(group, slot).wait()
+        further = visit + _div(bounds_ref[group + 1] - 1, out_ref.shape[0]) - tiles_ref[visit] + 1
+        following = groups_ref[jnp.minimum(further, visits - 1)]
+
+        @pl.when((further < visits) & (following != rest))
+        def _():
+            fetch(following, 1 - slot).start()
+
+    kernel(groups_ref, tiles_ref, bounds_ref, lhs_ref, buffers_ref.at[slot_ref[0]], out_ref)
 
 
 def _grouped_matmul_kernel(
@@ -115,13 +168,13 @@ def _grouped_matmul_kernel(
         if tile == block:
             body(slice(None), slice(None), 0)
             return
-        first = lax_div(start, align) * align
+        first = _div(start, align) * align
 
         def one(i, _):
             row = pl.multiple_of(jnp.minimum(first + i * tile, block - tile), align)
             body(pl.ds(row, tile), pl.ds(pl.multiple_of(i * tile, tile), tile), row)
 
-        jax.lax.fori_loop(0, lax_div(end - first + tile - 1, tile), one, None)
+        jax.lax.fori_loop(0, _div(end - first + tile - 1, tile), one, None)
 
     def store(rows, row, value) -> None:
         index = row + jax.lax.broadcasted_iota(jnp.int32, (tile, out_ref.shape[1]), 0)
@@ -166,6 +219,7 @@ def grouped_matmul_drhs_pallas(
     block_n: int,
     block_k: int,
     block_m_compute: int | None = None,
+    out_behind: str = "step",
     vmem_limit_mib: int | None = None,
     interpret: Any = False,
 ) -> jax.Array:
@@ -179,6 +233,8 @@ def grouped_matmul_drhs_pallas(
         block_n: Columns of a result's tile: the whole n or a multiple of 128.
         block_k: Rows of a result's tile: the whole k or a multiple of 128.
         block_m_compute: Rows contracted at a time: a part of block_m and a multiple of 8 or 16; None is block_m.
+        out_behind: How long a group's result may take to be written: one grid ``step``, as Pallas does it; or a
+            ``group``, beside all of the next one's visits. The latter takes a block_k and a block_n that divide k and n.
         vmem_limit_mib: VMEM the compiler may use for the kernel, MiB; None is its default.
         interpret: Passed to `pallas_call`.
 
@@ -189,8 +245,15 @@ def grouped_matmul_drhs_pallas(
     block_m, block_n, block_k = min(block_m, m), min(block_n, n), min(block_k, k)
     tile = min(block_m_compute or block_m, block_m)
     visits = plan_visits(group_sizes, m, block_m, empty_too=True)
+    kernel = functools.partial(_drhs_kernel, tile=tile)
+    scratch = [pltpu.VMEM((block_k, block_n), jnp.float32)]
+    out_spec = pl.BlockSpec((None, block_k, block_n), lambda i, j, visit, group, *_: (group[visit], i, j))
+    if out_behind == "group":
+        kernel = functools.partial(_with_out_behind, kernel=kernel, groups=groups)
+        out_spec = pl.BlockSpec(memory_space=pl.ANY)
+        scratch += [pltpu.VMEM((2, block_k, block_n), lhs.dtype), pltpu.SemaphoreType.DMA((2,))]
     return pl.pallas_call(
-        functools.partial(_drhs_kernel, tile=tile),
+        kernel,
         out_shape=jax.ShapeDtypeStruct((groups, k, n), lhs.dtype),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=3,
@@ -199,8 +262,8 @@ def grouped_matmul_drhs_pallas(
                 pl.BlockSpec((block_m, block_k), lambda i, j, visit, group, tiles, _: (tiles[visit], i)),
                 pl.BlockSpec((block_m, block_n), lambda i, j, visit, group, tiles, _: (tiles[visit], j)),
             ],
-            out_specs=pl.BlockSpec((None, block_k, block_n), lambda i, j, visit, group, *_: (group[visit], i, j)),
-            scratch_shapes=[pltpu.VMEM((block_k, block_n), jnp.float32)],
+            out_specs=out_spec,
+            scratch_shapes=scratch,
         ),
         compiler_params=compiler_params("parallel", "parallel", "arbitrary", vmem_limit_mib=vmem_limit_mib),
         interpret=interpret,
@@ -208,42 +271,88 @@ def grouped_matmul_drhs_pallas(
     )(visits.groups, visits.tiles, visits.bounds, lhs, grad)
 
 
+def _with_out_behind(
+    groups_ref, tiles_ref, bounds_ref, lhs_ref, grad_ref, out_ref, sum_ref, buffers_ref, written, *, kernel, groups: int
+) -> None:
+    """`kernel` with a group's result written while the next group's is computed.
+
+    Args:
+        buffers_ref: Two results.
+        written: The semaphore of each.
+    """
+    tile_k, tile_n, visit = (pl.program_id(axis) for axis in range(3))
+    (_, block_k, block_n), group = buffers_ref.shape, groups_ref[visit]
+    rows = pl.ds(pl.multiple_of(tile_k * block_k, block_k), block_k)
+    columns = pl.ds(pl.multiple_of(tile_n * block_n, block_n), block_n)
+    ends = bounds_ref[group + 1] <= (tiles_ref[visit] + 1) * lhs_ref.shape[0]
+
+    def pieces(group):
+        """The result in pieces: on some chips a single write cannot use the whole bandwidth."""
+        count = PIECES if block_k % (PIECES * SUBLANES_MOST) == 0 else 1
+        slot = jax.lax.rem(group, 2)
+        for piece in range(count):
+            part = pl.ds(piece * (block_k // count), block_k // count)
+            to = out_ref.at[group, rows, columns].at[part]
+            yield pltpu.make_async_copy(buffers_ref.at[slot, part], to, written.at[slot])
+
+    def wait(group) -> None:
+        for piece in pieces(group):
+            piece.wait()
+
+    pl.when(ends & (group >= 2))(lambda: wait(group - 2))
+    kernel(groups_ref, tiles_ref, bounds_ref, lhs_ref, grad_ref, buffers_ref.at[jax.lax.rem(group, 2)], sum_ref)
+
+    @pl.when(ends)
+    def _():
+        for piece in pieces(group):
+            piece.start()
+
+    @pl.when(ends & (group == groups - 1))
+    def _():
+        if groups > 1:
+            wait(group - 1)
+        wait(group)
+
+
 def _drhs_kernel(groups_ref, tiles_ref, bounds_ref, lhs_ref, grad_ref, out_ref, sum_ref, *, tile: int) -> None:
+    """One visit: adds its rows' products to the group's sum; the group's last tile of rows stores the result."""
     visit = pl.program_id(2)
     group, block = groups_ref[visit], lhs_ref.shape[0]
     offset = tiles_ref[visit] * block
     group_start, group_end = bounds_ref[group] - offset, bounds_ref[group + 1] - offset
     start, end = jnp.maximum(group_start, 0), jnp.minimum(group_end, block)
     align = sublanes(str(lhs_ref.dtype))
+    first = 0 if tile == block else _div(start, align) * align
+    count = jnp.where(end > start, _div(end - first + tile - 1, tile), 0)
+    last = (group_end <= block).astype(jnp.int32)  # whether it is the group's last visit
 
-    @pl.when(group_start >= 0)  # its first visit
-    def _():
-        sum_ref[...] = jnp.zeros_like(sum_ref)
-
-    def add(rows, row, start) -> None:
-        """The tile's rows from `start` to the group's end; what else lies there may be NaN."""
+    def so_far(i):
+        low = first + i * tile
+        row = 0 if tile == block else pl.multiple_of(jnp.minimum(low, block - tile), align)
+        rows = slice(None) if tile == block else pl.ds(row, tile)
 
         def mine(ref):
+            """The tile's rows of the group that no tile before had; what else lies there may be NaN."""
             index = row + jax.lax.broadcasted_iota(jnp.int32, (tile, ref.shape[1]), 0)
-            return jnp.where((index >= start) & (index < end), ref[rows, :].astype(jnp.float32), 0.0).astype(ref.dtype)
+            mask = (index >= jnp.maximum(low, start)) & (index < end)
+            return jnp.where(mask, ref[rows, :].astype(jnp.float32), 0.0).astype(ref.dtype)
 
-        sum_ref[...] += _product(mine(lhs_ref), mine(grad_ref), 0, 0)
+        # A select beside the MXU costs nothing; a pass that stores zeros costs as much as one that adds.
+        before = jnp.where((group_start >= 0) & (i == 0), 0.0, sum_ref[...])
+        return before + _product(mine(lhs_ref), mine(grad_ref), 0, 0)
 
-    if tile == block:
-        pl.when(end > start)(lambda: add(slice(None), 0, start))
-    else:
-        first = lax_div(start, align) * align
+    def add(i, _) -> None:
+        sum_ref[...] = so_far(i)
 
-        def one(i, _):
-            low = first + i * tile
-            row = pl.multiple_of(jnp.minimum(low, block - tile), align)
-            add(pl.ds(row, tile), row, jnp.maximum(low, start))
+    jax.lax.fori_loop(0, count - last, add, None)
 
-        jax.lax.fori_loop(0, lax_div(jnp.maximum(end - first, 0) + tile - 1, tile), one, None)
-
-    @pl.when(group_end <= block)  # its last visit
+    @pl.when((last == 1) & (count > 0))
     def _():
-        out_ref[...] = sum_ref[...].astype(out_ref.dtype)
+        out_ref[...] = so_far(count - 1).astype(out_ref.dtype)
+
+    @pl.when(group_start == group_end)
+    def _():
+        out_ref[...] = jnp.zeros_like(out_ref)
 
 
 def _product(x, y, x_side: int, y_side: int):
