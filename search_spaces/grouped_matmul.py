@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 LARGEST_ROWS = 2048  # of a block: groups are hardly longer
 SMALLEST_TILE = 32
 MANY_TILES = 6
+TRANSFERS = ("step", "early")
 
 
 class _GroupedKernel(Kernel):
@@ -71,7 +72,12 @@ class _GroupedKernel(Kernel):
                 "rows multiplied at a time, from the group's first one on",
                 default=lambda config: config["block_m"],
             ),
-            *self._more_params(),
+            Param(
+                "transfers",
+                TRANSFERS,
+                "fetches (drhs: and writes) beside one grid step, or beside all of one group",
+                "step",
+            ),
             vmem_param(chip),
         ]
         constraints = [
@@ -89,7 +95,12 @@ class _GroupedKernel(Kernel):
                     )
                 ),
             ),
-            *self._more_constraints(problem),
+            Constraint("transfers must be step or early", lambda config: config["transfers"] in TRANSFERS),
+            Constraint(
+                f"transfers=early needs blocks that divide m={problem.m}, n={problem.n} and k={problem.k}"
+                + ("" if self.drhs else ", that of k the whole k"),
+                lambda config: config["transfers"] == "step" or self._divide(problem, config),
+            ),
             vmem_limit_constraint(chip),
             Constraint(
                 "the blocks alone need more VMEM than vmem_limit_mib: take smaller blocks or a higher limit",
@@ -100,11 +111,12 @@ class _GroupedKernel(Kernel):
         ]
         return Space(params, constraints)
 
-    def _more_params(self) -> list[Param]:
-        return []
+    def _divide(self, problem: GroupedProblem, config: Config) -> bool:
+        even = all(size % config[f"block_{field}"] == 0 for field, size in self._lengths(problem).items())
+        return even and (self.drhs or config["block_k"] == problem.k)
 
-    def _more_constraints(self, problem: GroupedProblem) -> list[Constraint]:
-        return []
+    def _lengths(self, problem: GroupedProblem) -> dict[str, int]:
+        return {"m": problem.m, "n": problem.n, "k": problem.k}
 
     def baselines(self, problem: GroupedProblem, chip: Chip) -> dict[str, Config]:
         return {"default": self.space(problem, chip).parse(small_tiles(problem))}
@@ -127,24 +139,26 @@ class _GroupedKernel(Kernel):
 
     def validation_problems(self, problem: GroupedProblem, config: Config) -> list[GroupedProblem]:
         """The problem's own path over a few blocks of rows that all have a group, and uneven blocks of which many have
-        none: see `mixed_sizes`. A whole k (drhs: none) stays whole, as other steps would be another path.
+        none: see `mixed_sizes`. A whole k (drhs: none) stays whole, and transfers that need even blocks get them.
         """
-        sizes = {"m": problem.m, "n": problem.n, "k": problem.k}
+        sizes = self._lengths(problem)
         blocks = {field: min(size, config[f"block_{field}"]) for field, size in sizes.items()}
         whole = {"k": problem.k} if blocks["k"] == problem.k and not self.drhs else {}
+        early = config.get("transfers") == "early"
 
         def own(**most: int) -> GroupedProblem:
             lengths = {field: few_blocks(size, blocks[field], most[field]) for field, size in sizes.items()}
             return problem.replace({**lengths, **whole, "groups": 7})
 
         def ragged(**full: int) -> GroupedProblem:
-            lengths = {field: full[field] * block + uneven(block) for field, block in blocks.items()}
+            edges = {field: block if early else uneven(block) for field, block in blocks.items()}
+            lengths = {field: full[field] * block + edges[field] for field, block in blocks.items()}
             return problem.replace({**lengths, **whole, "groups": 8})
 
         exact = [own(m=3, n=2, k=3), own(m=3, n=2, k=2), own(m=2, n=2, k=2)]
         three = ragged(m=2, n=2, k=2)
-        uneven_ones = [three] if _cheap(three) else [ragged(m=2, n=0, k=1), ragged(m=2, n=1, k=0), ragged(m=1, n=2, k=0)]
-        return [next(filter(_cheap, exact), exact[-1]), *uneven_ones]
+        thin = [ragged(m=2, n=0, k=1), ragged(m=2, n=1, k=0), ragged(m=1, n=2, k=0), ragged(m=1, n=0, k=2)]
+        return [next(filter(_cheap, exact), exact[-1]), *([three] if _cheap(three) else dict.fromkeys(thin))]
 
     def validation_reference(self, problem: GroupedProblem) -> Callable[..., jax.Array]:
         from kernels.grouped_matmul.reference import plain_drhs, plain_grouped_matmul
@@ -167,21 +181,6 @@ class GroupedMatmulKernel(_GroupedKernel):
     problem_type = GroupedMatmulProblem
     problems = PROBLEMS
     drhs = False
-
-    def _more_params(self) -> list[Param]:
-        return [Param("rhs_ahead", ("step", "group"), "how long before its use a right-hand side is fetched", "step")]
-
-    def _more_constraints(self, problem: GroupedMatmulProblem) -> list[Constraint]:
-        return [
-            Constraint("rhs_ahead must be step or group", lambda config: config["rhs_ahead"] in ("step", "group")),
-            Constraint(
-                f"rhs_ahead=group needs block_k to be the whole k={problem.k}, and a block_n that divides n={problem.n}",
-                lambda config: (
-                    config["rhs_ahead"] == "step"
-                    or (config["block_k"] == problem.k and problem.n % config["block_n"] == 0)
-                ),
-            ),
-        ]
 
     def arguments(self, problem: GroupedMatmulProblem) -> tuple[ArraySpec, ...]:
         matrix = (problem.n, problem.k) if problem.transpose_rhs else (problem.k, problem.n)
@@ -211,21 +210,6 @@ class GroupedMatmulDrhsKernel(_GroupedKernel):
     problem_type = GroupedProblem
     problems = DRHS_PROBLEMS
     drhs = True
-
-    def _more_params(self) -> list[Param]:
-        return [Param("out_behind", ("step", "group"), "how long a result may take to be written", "step")]
-
-    def _more_constraints(self, problem: GroupedProblem) -> list[Constraint]:
-        return [
-            Constraint("out_behind must be step or group", lambda config: config["out_behind"] in ("step", "group")),
-            Constraint(
-                f"out_behind=group needs a block_k that divides k={problem.k}, and a block_n that divides n={problem.n}",
-                lambda config: (
-                    config["out_behind"] == "step"
-                    or (problem.k % config["block_k"] == 0 and problem.n % config["block_n"] == 0)
-                ),
-            ),
-        ]
 
     def arguments(self, problem: GroupedProblem) -> tuple[ArraySpec, ...]:
         lhs, grad = (ArraySpec((problem.m, width), problem.dtype) for width in (problem.k, problem.n))

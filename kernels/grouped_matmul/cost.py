@@ -11,7 +11,7 @@ from autotune.chips import MIB, Chip
 from autotune.kernel import Cost
 from autotune.outcome import Config
 from autotune.problem import DTYPE_BYTES
-from kernels._tpu_model import LANES, cdiv, dma_s, mxu_s, round_up, step_s, sublanes, vpu_s
+from kernels._tpu_model import LANES, cdiv, dma_s, mxu_s, step_s, sublanes, vpu_s
 from kernels.grouped_matmul.problem import GroupedProblem, routed
 from kernels.matmul.cost import largest_divisor
 
@@ -78,24 +78,31 @@ def blocks(problem: GroupedProblem, config: Config) -> tuple[int, int, int, int]
 
 def heuristic_config(problem: GroupedProblem, *, drhs: bool = False) -> dict[str, Any]:
     """A good start on every chip: blocks that fit the smallest default VMEM limit, tiles as short as most groups."""
-    align, item = sublanes(problem.dtype), DTYPE_BYTES[problem.dtype]
-    block_m = problem.m if problem.m <= 256 else 256
-    tile = min(block_m, 128) if block_m % 128 == 0 else block_m
-    block_m = block_m if block_m == problem.m or block_m % align == 0 else align
-    config = {"block_m": block_m, "block_m_compute": tile}
-    room = VMEM - (tile * 4 * 512)
-    wide = 512 if item == 2 else 256
+    m, n, k = problem.m, problem.n, problem.k
+    bfloat16 = DTYPE_BYTES[problem.dtype] == 2
+    block_m = largest_divisor(m, sublanes(problem.dtype), 256)
+    tile = LANES if block_m % LANES == 0 else block_m
+    wide = 512 if bfloat16 else 256
 
-    def fits(block_n: int, block_k: int) -> bool:
-        return vmem_lower_bound(problem, {**config, "block_n": block_n, "block_k": block_k}, drhs=drhs) <= room
+    def config(columns: int, depth: int) -> dict[str, Any]:
+        return {
+            "block_m": block_m,
+            "block_n": largest_divisor(n, LANES, columns),
+            "block_k": largest_divisor(k, LANES, depth),
+            "block_m_compute": tile,
+        }
 
-    block_n = largest_divisor(problem.n, LANES, wide)
-    if not drhs:  # The whole k, as long as enough columns remain to keep the MXU busy.
-        for columns in (4 * wide, 2 * wide, wide, wide // 2):
-            narrow = largest_divisor(problem.n, LANES, columns)
-            if fits(narrow, problem.k):
-                return {**config, "block_n": narrow, "block_k": problem.k}
-    block_k = next(
-        (depth for cap in (1024, 512) if fits(block_n, depth := largest_divisor(problem.k, LANES, cap))), LANES
-    )
-    return {**config, "block_n": block_n, "block_k": min(block_k, round_up(problem.k, LANES))}
+    # The whole k first (drhs: the largest tile of a result), as long as the columns keep the MXU busy.
+    tried = [config(columns, k) for columns in (4 * wide, 2 * wide, wide, wide // 2)]
+    tried += [config(wide, depth) for depth in (1024, 512, 256)]
+    found = next((one for one in tried if vmem_lower_bound(problem, one, drhs=drhs) + _taken(one, drhs) <= VMEM), None)
+    if found is None:
+        return config(LANES, LANES)
+    even = all(size % found[f"block_{field}"] == 0 for field, size in (("m", m), ("n", n), ("k", k)))
+    return {**found, "transfers": "early"} if even and (drhs or found["block_k"] == k) else found
+
+
+def _taken(config: Config, drhs: bool) -> int:
+    """Bytes of VMEM that the compiler takes for a product, or for operands made ready, beside the blocks."""
+    tile, columns, depth = (config[name] for name in ("block_m_compute", "block_n", "block_k"))
+    return 4 * (depth * columns + tile * (depth + columns) if drhs else tile * columns)

@@ -15,13 +15,14 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from autotune.errors import UsageError
 from kernels._compiler import compiler_params
 from kernels._precision import dot_precision
 from kernels._tpu_model import sublanes
 from kernels.grouped_matmul.visits import plan_visits
 
 PIECES = 2  # of a written result
-SUBLANES_MOST = 16  # rows of a VMEM tile
+LONGEST_TILE = 16  # rows of a VMEM tile
 
 
 def grouped_matmul_pallas(
@@ -34,7 +35,7 @@ def grouped_matmul_pallas(
     block_n: int,
     block_k: int,
     block_m_compute: int | None = None,
-    rhs_ahead: str = "step",
+    transfers: str = "step",
     vmem_limit_mib: int | None = None,
     interpret: Any = False,
 ) -> jax.Array:
@@ -50,9 +51,9 @@ def grouped_matmul_pallas(
         block_k: Contracted length per grid step: the whole k or a multiple of 128. The whole k fetches a group's
             right-hand side once for all of its row tiles.
         block_m_compute: Rows multiplied at a time: a part of block_m and a multiple of 8 or 16; None is block_m.
-        rhs_ahead: When a group's right-hand side is fetched: one grid ``step`` before it is needed, as Pallas does;
-            or a ``group`` before, beside all of that group's visits. The latter takes a block_k of the whole k and a
-            block_n that divides n.
+        transfers: When rows and right-hand sides are fetched: one grid ``step`` before they are needed, as Pallas does
+            it, or ``early``: while the tile or the group before is worked on, however many steps these have. That
+            takes a block_k of the whole k, and a block_m and a block_n that divide m and n.
         vmem_limit_mib: VMEM the compiler may use for the kernel, MiB; None is its default.
         interpret: Passed to `pallas_call`.
 
@@ -87,18 +88,20 @@ def grouped_matmul_pallas(
         transpose_rhs=transpose_rhs,
     )
     scratch = [pltpu.VMEM((block_m, block_n), jnp.float32)] if steps > 1 else []
-    rhs_spec = pl.BlockSpec((None, *rhs_block), rhs_map)
-    if rhs_ahead == "group":
-        kernel = functools.partial(_with_rhs_ahead, kernel=kernel, rest=groups, transpose_rhs=transpose_rhs)
-        rhs_spec = pl.BlockSpec(memory_space=pl.ANY)
-        scratch = [pltpu.VMEM((2, *rhs_block), rhs.dtype), pltpu.SemaphoreType.DMA((2,)), pltpu.SMEM((1,), jnp.int32)]
+    in_specs = [pl.BlockSpec((block_m, block_k), lhs_map), pl.BlockSpec((None, *rhs_block), rhs_map)]
+    if transfers == "early":
+        if block_k < k or m % block_m or n % block_n:
+            raise UsageError(f"transfers=early with {(m, n, k)} in {(block_m, block_n, block_k)}: must be whole blocks")
+        kernel = functools.partial(_fetched_early, kernel=kernel, rest=groups, transpose_rhs=transpose_rhs)
+        in_specs = [pl.BlockSpec(memory_space=pl.ANY)] * 2
+        scratch = [*_buffers(lhs, block_m, block_k), *_buffers(rhs, *rhs_block), pltpu.SMEM((1,), jnp.int32)]
     return pl.pallas_call(
         kernel,
         out_shape=jax.ShapeDtypeStruct((m, n), lhs.dtype),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=3,
             grid=(pl.cdiv(n, block_n), visits.count, steps),
-            in_specs=[pl.BlockSpec((block_m, block_k), lhs_map), rhs_spec],
+            in_specs=in_specs,
             out_specs=pl.BlockSpec((block_m, block_n), lambda j, visit, step, group, tiles, _: (tiles[visit], j)),
             scratch_shapes=scratch,
         ),
@@ -108,33 +111,65 @@ def grouped_matmul_pallas(
     )(visits.groups, visits.tiles, visits.bounds, lhs, rhs)
 
 
-def _div(x, y):
+def _div(x: jax.Array, y: int) -> jax.Array:
+    """x // y of a scalar that is not negative, without the code for those that are."""
     return jax.lax.div(x, jnp.int32(y))
 
 
-def _with_rhs_ahead(
-    groups_ref, tiles_ref, bounds_ref, lhs_ref, rhs_ref, out_ref, buffers_ref, arrived, slot_ref,
-    *, kernel, rest: int, transpose_rhs: bool,
-) -> None:  # fmt: skip
-    """`kernel` with the right-hand side of its group, while that of the next group is fetched into the other buffer.
+def _fetch_rows(sources, visit, tiles_ref, used) -> None:
+    """Waits for the visit's row tile where it is the tile's first one, and starts fetching the next tile.
 
     Args:
-        buffers_ref: Two right-hand sides.
-        arrived: The semaphore of each.
+        sources: For each operand: a function from a tile to where it is, two buffers (of tiles even and odd), and the
+            semaphore of each.
+        used: Row tiles in which there is any group.
+    """
+    tile = tiles_ref[visit]
+    first = (visit == 0) | (tiles_ref[jnp.maximum(visit - 1, 0)] != tile)
+
+    def copies(tile):
+        slot = jax.lax.rem(tile, 2)
+        return [pltpu.make_async_copy(at(tile), buffers.at[slot], here.at[slot]) for at, buffers, here in sources]
+
+    def start(tile) -> None:
+        for copy in copies(tile):
+            copy.start()
+
+    pl.when((visit == 0) & (tile < used))(lambda: start(tile))
+
+    @pl.when(first & (tile < used))
+    def _():
+        for copy in copies(tile):
+            copy.wait()
+        pl.when(tile + 1 < used)(lambda: start(tile + 1))
+
+
+def _fetched_early(
+    groups_ref, tiles_ref, bounds_ref, lhs_ref, rhs_ref, out_ref, rows_ref, rows_here, matrices_ref, matrices_here,
+    slot_ref, *, kernel, rest: int, transpose_rhs: bool,
+) -> None:  # fmt: skip
+    """`kernel` with its row tile and its group's matrix, while those that follow are fetched into the other buffers.
+
+    Args:
+        rows_ref: Two row tiles, and their semaphores.
+        matrices_ref: Two right-hand sides, and their semaphores.
         slot_ref: Which buffer is the present group's.
     """
-    tile_n, visit, visits = pl.program_id(0), pl.program_id(1), pl.num_programs(1)
-    group, block_n = groups_ref[visit], out_ref.shape[1]
-    columns = pl.ds(pl.multiple_of(tile_n * block_n, block_n), block_n)
+    visit, visits = pl.program_id(1), pl.num_programs(1)
+    group, (block_m, block_n) = groups_ref[visit], out_ref.shape
+    columns = _part(pl.program_id(0), block_n)
 
     def fetch(group, slot):
         at = rhs_ref.at[group, columns, :] if transpose_rhs else rhs_ref.at[group, :, columns]
-        return pltpu.make_async_copy(at, buffers_ref.at[slot], arrived.at[slot])
+        return pltpu.make_async_copy(at, matrices_ref.at[slot], matrices_here.at[slot])
 
     @pl.when((visit == 0) & (group != rest))
     def _():
         slot_ref[0] = 1
         fetch(group, 0).start()
+
+    used = _div(bounds_ref[rest] + block_m - 1, block_m)
+    _fetch_rows([(lambda tile: lhs_ref.at[_part(tile, block_m)], rows_ref, rows_here)], visit, tiles_ref, used)
 
     # Its first visit: the group before, if any, is another one.
     @pl.when(((visit == 0) | (groups_ref[jnp.maximum(visit - 1, 0)] != group)) & (group != rest))
@@ -142,14 +177,21 @@ def _with_rhs_ahead(
         slot = 1 - slot_ref[0]
         slot_ref[0] = slot
         fetch(group, slot).wait()
-        further = visit + _div(bounds_ref[group + 1] - 1, out_ref.shape[0]) - tiles_ref[visit] + 1
+        further = visit + _div(bounds_ref[group + 1] - 1, block_m) - tiles_ref[visit] + 1
         following = groups_ref[jnp.minimum(further, visits - 1)]
+        pl.when((further < visits) & (following != rest))(lambda: fetch(following, 1 - slot).start())
 
-        @pl.when((further < visits) & (following != rest))
-        def _():
-            fetch(following, 1 - slot).start()
+    rows = rows_ref.at[jax.lax.rem(tiles_ref[visit], 2)]
+    kernel(groups_ref, tiles_ref, bounds_ref, rows, matrices_ref.at[slot_ref[0]], out_ref)
 
-    kernel(groups_ref, tiles_ref, bounds_ref, lhs_ref, buffers_ref.at[slot_ref[0]], out_ref)
+
+def _buffers(array: jax.Array, *block: int) -> list[Any]:
+    """Scratch for two blocks of the array, and the semaphores of their transfers."""
+    return [pltpu.VMEM((2, *block), array.dtype), pltpu.SemaphoreType.DMA((2,))]
+
+
+def _part(block, length: int):
+    return pl.ds(pl.multiple_of(block * length, length), length)
 
 
 def _grouped_matmul_kernel(
@@ -219,7 +261,7 @@ def grouped_matmul_drhs_pallas(
     block_n: int,
     block_k: int,
     block_m_compute: int | None = None,
-    out_behind: str = "step",
+    transfers: str = "step",
     vmem_limit_mib: int | None = None,
     interpret: Any = False,
 ) -> jax.Array:
@@ -233,8 +275,8 @@ def grouped_matmul_drhs_pallas(
         block_n: Columns of a result's tile: the whole n or a multiple of 128.
         block_k: Rows of a result's tile: the whole k or a multiple of 128.
         block_m_compute: Rows contracted at a time: a part of block_m and a multiple of 8 or 16; None is block_m.
-        out_behind: How long a group's result may take to be written: one grid ``step``, as Pallas does it; or a
-            ``group``, beside all of the next one's visits. The latter takes a block_k and a block_n that divide k and n.
+        transfers: As `grouped_matmul_pallas`'; ``early`` also gives a result the time of the next group to be written.
+            It takes blocks that divide m, n and k.
         vmem_limit_mib: VMEM the compiler may use for the kernel, MiB; None is its default.
         interpret: Passed to `pallas_call`.
 
@@ -248,20 +290,24 @@ def grouped_matmul_drhs_pallas(
     kernel = functools.partial(_drhs_kernel, tile=tile)
     scratch = [pltpu.VMEM((block_k, block_n), jnp.float32)]
     out_spec = pl.BlockSpec((None, block_k, block_n), lambda i, j, visit, group, *_: (group[visit], i, j))
-    if out_behind == "group":
-        kernel = functools.partial(_with_out_behind, kernel=kernel, groups=groups)
-        out_spec = pl.BlockSpec(memory_space=pl.ANY)
-        scratch += [pltpu.VMEM((2, block_k, block_n), lhs.dtype), pltpu.SemaphoreType.DMA((2,))]
+    in_specs = [
+        pl.BlockSpec((block_m, block_k), lambda i, j, visit, group, tiles, _: (tiles[visit], i)),
+        pl.BlockSpec((block_m, block_n), lambda i, j, visit, group, tiles, _: (tiles[visit], j)),
+    ]
+    if transfers == "early":
+        if m % block_m or n % block_n or k % block_k:
+            raise UsageError(f"transfers=early with {(m, n, k)} in {(block_m, block_n, block_k)}: must be whole blocks")
+        kernel = functools.partial(_drhs_early, kernel=kernel, groups=groups)
+        *in_specs, out_spec = [pl.BlockSpec(memory_space=pl.ANY)] * 3
+        for block in ((block_m, block_k), (block_m, block_n), (block_k, block_n)):
+            scratch += _buffers(lhs, *block)
     return pl.pallas_call(
         kernel,
         out_shape=jax.ShapeDtypeStruct((groups, k, n), lhs.dtype),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=3,
             grid=(pl.cdiv(k, block_k), pl.cdiv(n, block_n), visits.count),
-            in_specs=[
-                pl.BlockSpec((block_m, block_k), lambda i, j, visit, group, tiles, _: (tiles[visit], i)),
-                pl.BlockSpec((block_m, block_n), lambda i, j, visit, group, tiles, _: (tiles[visit], j)),
-            ],
+            in_specs=in_specs,
             out_specs=out_spec,
             scratch_shapes=scratch,
         ),
@@ -271,36 +317,44 @@ def grouped_matmul_drhs_pallas(
     )(visits.groups, visits.tiles, visits.bounds, lhs, grad)
 
 
-def _with_out_behind(
-    groups_ref, tiles_ref, bounds_ref, lhs_ref, grad_ref, out_ref, sum_ref, buffers_ref, written, *, kernel, groups: int
-) -> None:
-    """`kernel` with a group's result written while the next group's is computed.
+def _drhs_early(
+    groups_ref, tiles_ref, bounds_ref, lhs_ref, grad_ref, out_ref, sum_ref, lhs_tiles_ref, lhs_here, grad_tiles_ref,
+    grad_here, results_ref, written, *, kernel, groups: int,
+) -> None:  # fmt: skip
+    """`kernel` with its row tiles while the next ones are fetched, and the last group's result is written.
 
     Args:
-        buffers_ref: Two results.
-        written: The semaphore of each.
+        lhs_tiles_ref: Two row tiles, and their semaphores; so with grad's.
+        results_ref: Two results, and their semaphores.
     """
     tile_k, tile_n, visit = (pl.program_id(axis) for axis in range(3))
-    (_, block_k, block_n), group = buffers_ref.shape, groups_ref[visit]
-    rows = pl.ds(pl.multiple_of(tile_k * block_k, block_k), block_k)
-    columns = pl.ds(pl.multiple_of(tile_n * block_n, block_n), block_n)
-    ends = bounds_ref[group + 1] <= (tiles_ref[visit] + 1) * lhs_ref.shape[0]
+    (_, block_k, block_n), block_m, group = results_ref.shape, lhs_tiles_ref.shape[1], groups_ref[visit]
+    rows, columns = _part(tile_k, block_k), _part(tile_n, block_n)
+    sources = [
+        (lambda tile: lhs_ref.at[_part(tile, block_m), rows], lhs_tiles_ref, lhs_here),
+        (lambda tile: grad_ref.at[_part(tile, block_m), columns], grad_tiles_ref, grad_here),
+    ]
+    _fetch_rows(sources, visit, tiles_ref, _div(bounds_ref[groups] + block_m - 1, block_m))
 
     def pieces(group):
-        """The result in pieces: on some chips a single write cannot use the whole bandwidth."""
-        count = PIECES if block_k % (PIECES * SUBLANES_MOST) == 0 else 1
-        slot = jax.lax.rem(group, 2)
+        """The result's way out, in pieces: on some chips a single write cannot use the whole bandwidth."""
+        count = PIECES if block_k % (PIECES * LONGEST_TILE) == 0 else 1
+        slot, length = jax.lax.rem(group, 2), block_k // count
         for piece in range(count):
-            part = pl.ds(piece * (block_k // count), block_k // count)
-            to = out_ref.at[group, rows, columns].at[part]
-            yield pltpu.make_async_copy(buffers_ref.at[slot, part], to, written.at[slot])
+            to = pl.ds(pl.multiple_of(tile_k * block_k + piece * length, length), length)
+            yield pltpu.make_async_copy(
+                results_ref.at[slot, pl.ds(piece * length, length)], out_ref.at[group, to, columns], written.at[slot]
+            )
 
     def wait(group) -> None:
         for piece in pieces(group):
             piece.wait()
 
+    ends = bounds_ref[group + 1] <= (tiles_ref[visit] + 1) * block_m
     pl.when(ends & (group >= 2))(lambda: wait(group - 2))
-    kernel(groups_ref, tiles_ref, bounds_ref, lhs_ref, grad_ref, buffers_ref.at[jax.lax.rem(group, 2)], sum_ref)
+    tile, result = jax.lax.rem(tiles_ref[visit], 2), jax.lax.rem(group, 2)
+    operands = lhs_tiles_ref.at[tile], grad_tiles_ref.at[tile]
+    kernel(groups_ref, tiles_ref, bounds_ref, *operands, results_ref.at[result], sum_ref)
 
     @pl.when(ends)
     def _():

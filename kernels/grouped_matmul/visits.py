@@ -60,5 +60,5 @@ def _running_sum(values: jax.Array, *, before: bool = False) -> jax.Array:
 
 
 def _sum_where(here: jax.Array, values: jax.Array) -> jax.Array:
-    """``[rows]``: the sum of the values that are here, of ``[rows, groups]``. Cheaper on a TPU than scans and gathers."""
+    """``[rows]``: the sum of the values that are here, ``[rows, groups]``. On a TPU cheaper than scans and gathers."""
     return jnp.sum(jnp.where(here, values, 0), axis=1, dtype=jnp.int32)

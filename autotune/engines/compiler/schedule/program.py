@@ -329,9 +329,10 @@ class _Coder:
         flag = self._definitions.get(instruction.operands[3])
         if flag is None or flag.opcode != "sor.u32":
             return None
-        for shifted, local in (flag.operands, flag.operands[::-1]):
+        for shifted, own in (flag.operands, flag.operands[::-1]):
             shift = self._definitions.get(shifted)
             if shift is not None and shift.opcode == "sshll.u32" and shift.operands[1] == "16":
+                local = own
                 break
         else:
             return None
