@@ -233,7 +233,7 @@ def mixed_sizes(m: int, groups: int, seed: int) -> np.ndarray:
     """
     rng = np.random.default_rng(seed)
     share = rng.uniform(0.5, 1, groups)
-    share[groups // 2] = 2.5
+    share[min(1 + groups % 2, groups - 1)] = 4  # neither empty nor short
     empty, short = (slice(0, None, 3), slice(2, -1, 9)) if groups % 2 == 0 else (slice(1, None, 3), slice(3, -1, 9))
     sizes = np.zeros(groups, np.int32)
     if groups > 2:

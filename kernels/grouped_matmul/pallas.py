@@ -157,7 +157,7 @@ def _fetched_early(
     """
     visit, visits = pl.program_id(1), pl.num_programs(1)
     group, (block_m, block_n) = groups_ref[visit], out_ref.shape
-    columns = _part(pl.program_id(0), block_n)
+    columns = _part(pl.program_id(0), block_n, rhs_ref.shape[1 if transpose_rhs else 2])
 
     def fetch(group, slot):
         at = rhs_ref.at[group, columns, :] if transpose_rhs else rhs_ref.at[group, :, columns]
@@ -169,7 +169,9 @@ def _fetched_early(
         fetch(group, 0).start()
 
     used = _div(bounds_ref[rest] + block_m - 1, block_m)
-    _fetch_rows([(lambda tile: lhs_ref.at[_part(tile, block_m)], rows_ref, rows_here)], visit, tiles_ref, used)
+    _fetch_rows(
+        [(lambda tile: lhs_ref.at[_part(tile, block_m, lhs_ref.shape[0])], rows_ref, rows_here)], visit, tiles_ref, used
+    )
 
     # Its first visit: the group before, if any, is another one.
     @pl.when(((visit == 0) | (groups_ref[jnp.maximum(visit - 1, 0)] != group)) & (group != rest))
@@ -190,8 +192,9 @@ def _buffers(array: jax.Array, *block: int) -> list[Any]:
     return [pltpu.VMEM((2, *block), array.dtype), pltpu.SemaphoreType.DMA((2,))]
 
 
-def _part(block, length: int):
-    return pl.ds(pl.multiple_of(block * length, length), length)
+def _part(block, length: int, size: int):
+    """The block's part of a dimension of `size`; the whole of one block need not be aligned."""
+    return slice(None) if length == size else pl.ds(pl.multiple_of(block * length, length), length)
 
 
 def _grouped_matmul_kernel(
@@ -329,10 +332,11 @@ def _drhs_early(
     """
     tile_k, tile_n, visit = (pl.program_id(axis) for axis in range(3))
     (_, block_k, block_n), block_m, group = results_ref.shape, lhs_tiles_ref.shape[1], groups_ref[visit]
-    rows, columns = _part(tile_k, block_k), _part(tile_n, block_n)
+    (m, k), n = lhs_ref.shape, grad_ref.shape[1]
+    rows, columns = _part(tile_k, block_k, k), _part(tile_n, block_n, n)
     sources = [
-        (lambda tile: lhs_ref.at[_part(tile, block_m), rows], lhs_tiles_ref, lhs_here),
-        (lambda tile: grad_ref.at[_part(tile, block_m), columns], grad_tiles_ref, grad_here),
+        (lambda tile: lhs_ref.at[_part(tile, block_m, m), rows], lhs_tiles_ref, lhs_here),
+        (lambda tile: grad_ref.at[_part(tile, block_m, m), columns], grad_tiles_ref, grad_here),
     ]
     _fetch_rows(sources, visit, tiles_ref, _div(bounds_ref[groups] + block_m - 1, block_m))
 
@@ -341,10 +345,9 @@ def _drhs_early(
         count = PIECES if block_k % (PIECES * LONGEST_TILE) == 0 else 1
         slot, length = jax.lax.rem(group, 2), block_k // count
         for piece in range(count):
-            to = pl.ds(pl.multiple_of(tile_k * block_k + piece * length, length), length)
-            yield pltpu.make_async_copy(
-                results_ref.at[slot, pl.ds(piece * length, length)], out_ref.at[group, to, columns], written.at[slot]
-            )
+            part = pl.ds(piece * length, length)
+            to = _part(tile_k * count + piece, length, k)
+            yield pltpu.make_async_copy(results_ref.at[slot, part], out_ref.at[group, to, columns], written.at[slot])
 
     def wait(group) -> None:
         for piece in pieces(group):
