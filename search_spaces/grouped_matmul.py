@@ -138,8 +138,10 @@ class _GroupedKernel(Kernel):
         return *arrays, jnp.asarray(mixed_sizes(problem.m, problem.groups, seed))
 
     def validation_problems(self, problem: GroupedProblem, config: Config) -> list[GroupedProblem]:
-        """The problem's own path over a few blocks of rows that all have a group, and uneven blocks of which many have
-        none: see `mixed_sizes`. A whole k (drhs: none) stays whole, and transfers that need even blocks get them.
+        """The problem's own path over a few blocks; uneven blocks of which many rows have no group; and uneven blocks
+        with groups up to the last row. See `mixed_sizes`.
+
+        A whole k (drhs: none) stays whole, and transfers that need even blocks get them.
         """
         sizes = self._lengths(problem)
         blocks = {field: min(size, config[f"block_{field}"]) for field, size in sizes.items()}
@@ -150,15 +152,17 @@ class _GroupedKernel(Kernel):
             lengths = {field: few_blocks(size, blocks[field], most[field]) for field, size in sizes.items()}
             return problem.replace({**lengths, **whole, "groups": 7})
 
-        def ragged(**full: int) -> GroupedProblem:
+        def ragged(groups: int = 8, **full: int) -> GroupedProblem:
             edges = {field: block if early else uneven(block) for field, block in blocks.items()}
             lengths = {field: full[field] * block + edges[field] for field, block in blocks.items()}
-            return problem.replace({**lengths, **whole, "groups": 8})
+            return problem.replace({**lengths, **whole, "groups": groups})
 
         exact = [own(m=3, n=2, k=3), own(m=3, n=2, k=2), own(m=2, n=2, k=2)]
         three = ragged(m=2, n=2, k=2)
         thin = [ragged(m=2, n=0, k=1), ragged(m=2, n=1, k=0), ragged(m=1, n=2, k=0), ragged(m=1, n=0, k=2)]
-        return [next(filter(_cheap, exact), exact[-1]), *([three] if _cheap(three) else dict.fromkeys(thin))]
+        found = [next(filter(_cheap, exact), exact[-1]), *([three] if _cheap(three) else thin)]
+        # Groups as far as the uneven edge of the rows.
+        return list(dict.fromkeys(found if early else [*found, ragged(7, m=1, n=0, k=0)]))
 
     def validation_reference(self, problem: GroupedProblem) -> Callable[..., jax.Array]:
         from kernels.grouped_matmul.reference import plain_drhs, plain_grouped_matmul

@@ -222,10 +222,10 @@ def _grouped_matmul_kernel(
         jax.lax.fori_loop(0, _div(end - first + tile - 1, tile), one, None)
 
     def store(rows, row, value) -> None:
+        """Keeps what earlier groups have in the tile. Rows past the group's end are left to the next visit."""
         index = row + jax.lax.broadcasted_iota(jnp.int32, (tile, out_ref.shape[1]), 0)
-        mine = (index >= start) & (index < end)
         kept = out_ref[rows, :].astype(jnp.float32)
-        out_ref[rows, :] = jnp.where(mine, value, kept).astype(out_ref.dtype)
+        out_ref[rows, :] = jnp.where(index >= start, value, kept).astype(out_ref.dtype)
 
     def product(rows, length):
         x = lhs_ref[rows, :length]
