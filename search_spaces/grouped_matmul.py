@@ -46,6 +46,8 @@ class _GroupedKernel(Kernel):
     drhs: ClassVar[bool]
     sources = (
         "kernels.grouped_matmul.pallas",
+        "kernels.grouped_matmul.drhs",
+        "kernels.grouped_matmul.transfers",
         "kernels.grouped_matmul.visits",
         "kernels.grouped_matmul.reference",
         "kernels._precision",
@@ -220,7 +222,7 @@ class GroupedMatmulDrhsKernel(_GroupedKernel):
         return lhs, grad, self._sizes(problem)
 
     def bind(self, problem: GroupedProblem, config: Config, *, interpret: Any = False) -> Callable[..., jax.Array]:
-        from kernels.grouped_matmul.pallas import grouped_matmul_drhs_pallas
+        from kernels.grouped_matmul.drhs import grouped_matmul_drhs_pallas
 
         return functools.partial(grouped_matmul_drhs_pallas, **config, interpret=interpret)
 

@@ -12,7 +12,8 @@ from autotune.errors import UsageError, one_of
 from autotune.outcome import Config
 from kernels._dispatch import choose_config, run
 from kernels.grouped_matmul.cost import heuristic_config
-from kernels.grouped_matmul.pallas import grouped_matmul_drhs_pallas, grouped_matmul_pallas
+from kernels.grouped_matmul.drhs import grouped_matmul_drhs_pallas
+from kernels.grouped_matmul.pallas import grouped_matmul_pallas
 from kernels.grouped_matmul.problem import GroupedMatmulProblem, GroupedProblem
 from kernels.grouped_matmul.reference import grouped_matmul_drhs_reference, grouped_matmul_reference
 
