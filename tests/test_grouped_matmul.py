@@ -1,6 +1,7 @@
 """The grouped matmul and its gradients, by themselves and as the tuner sees them: numerics, wrong kernels, spaces."""
 
 import functools
+import inspect
 import itertools
 import random
 import subprocess
@@ -18,7 +19,7 @@ from autotune.chips import CHIPS, MIB
 from autotune.errors import UsageError
 from autotune.kernel import get_kernel
 from autotune.validation import validate
-from kernels.grouped_matmul import PROBLEMS, grouped_matmul
+from kernels.grouped_matmul import PROBLEMS, drhs, grouped_matmul, transfers
 from kernels.grouped_matmul import pallas as tiled
 from kernels.grouped_matmul import visits as tables
 from kernels.grouped_matmul.cost import cost
@@ -238,21 +239,23 @@ WRONG = {
     "a part of the rows skipped": (PRODUCT, "end - first + tile - 1, tile), one", "end - first, tile), one", {}, PARTS),
     "parts not at the group's start": (PRODUCT, PART, "jnp.minimum(i * tile, block - tile)", {}, PARTS),
     "transposed": (PRODUCT, "1 if transpose_rhs else 0)", "0)", {"n": 128, "k": 128, "transpose_rhs": True}, {}),
-    "another matrix than came": (PRODUCT, ".at[slot_ref[0]], out_ref)", ".at[0], out_ref)", WHOLE, EARLY),
-    "another tile than came": (PRODUCT, "2)]\n    kernel", "1)]\n    kernel", WHOLE, EARLY),
-    "the same tile again": (PRODUCT, "_part(tile, block_m, lhs_ref.shape[0])", "pl.ds(0, block_m)", WHOLE, EARLY),
+    "another matrix than came": (PRODUCT, ".at[slot_ref[0]], result)", ".at[0], result)", WHOLE, EARLY),
+    "another tile than came": (PRODUCT, "rows_ref.at[jax.lax.rem(tile, 2)]", "rows_ref.at[0]", WHOLE, EARLY),
+    "the same tile again": (PRODUCT, "part_of(tile, block_m, lhs_ref.shape[0])", "pl.ds(0, block_m)", WHOLE, EARLY),
     "first columns of a matrix": (PRODUCT, "[group, :, columns]", "[group, :, pl.ds(0, block_n)]", WHOLE, EARLY),
     "a sum kept from the group before": (DRHS, FIRST, "(visit == 0) & (i == 0), 0.0", {}, {}),
     "a sum begun at each visit": (DRHS, FIRST, "i == 0, 0.0", {}, {}),
     "empty groups not cleared": (DRHS, "group_start == group_end)", "group_start > group_end)", {}, {}),
     "empty groups not visited": (DRHS, "m, block_m, empty_too=True", "m, block_m, empty_too=False", {}, {}),
-    "lhs unmasked": (DRHS, "_product(mine(lhs_ref),", "_product(lhs_ref[rows, :],", {}, {}),
+    "lhs unmasked": (DRHS, "product_of(mine(lhs_ref),", "product_of(lhs_ref[rows, :],", {}, {}),
     "grad unmasked": (DRHS, "mine(grad_ref)", "grad_ref[rows, :]", {}, {}),
     "rows counted twice": (DRHS, "index >= jnp.maximum(low, start)", "index >= start", {}, PARTS),
     "sum in bfloat16": (DRHS, "return before +", "return before.astype(jnp.bfloat16) +", {}, {}),
     "the last tile alone": (DRHS, "so_far(count - 1).as", "(so_far(count - 1) - sum_ref[...]).as", {}, {}),
-    "half of a result": (DRHS, "part = pl.ds(piece * length, length)", "part = pl.ds(0, length)", {}, PIECE),
-    "the first results alone": (DRHS, "jax.lax.rem(group, 2), block_k // count", "0, block_k // count", {}, PIECE),
+    "half of a result": (DRHS, "pl.ds(piece * length, length)", "pl.ds(0, length)", {}, PIECE),
+    "half of a result twice": (PRODUCT, "pl.ds(piece * length, length)", "pl.ds(0, length)", WHOLE, EARLY),
+    "another result than is sent": (DRHS, "2), jax.lax.rem(group, 2)", "2), 0", {}, PIECE),
+    "another result's rows": (PRODUCT, "results_ref.at[jax.lax.rem(tile, 2)]", "results_ref.at[0]", WHOLE, EARLY),
 }  # fmt: skip
 QUICK = {
     "rows before a group's start",
@@ -266,8 +269,12 @@ CASES = [pytest.param(*case, id=name, marks=[pytest.mark.slow] * (name not in QU
 
 @pytest.mark.parametrize(("kernel", "old", "new", "problem", "config"), CASES)
 def test_wrong_texts_are_rejected(monkeypatch, kernel, old, new, problem, config):
-    function = "grouped_matmul_pallas" if kernel is PRODUCT else "grouped_matmul_drhs_pallas"
-    rewrite(monkeypatch, tiled, function, old, new)
+    module, function = (tiled, "grouped_matmul_pallas") if kernel is PRODUCT else (drhs, "grouped_matmul_drhs_pallas")
+    if old in inspect.getsource(transfers):
+        rewrite(monkeypatch, transfers, "pieces_of", old, new)
+        monkeypatch.setattr(module, "pieces_of", transfers.pieces_of)
+    else:
+        rewrite(monkeypatch, module, function, old, new)
     verdict = validate(kernel, *instance(kernel, problem, config))
     assert verdict.status in REJECTED, verdict
 
