@@ -10,6 +10,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from autotune.engines.compiler.prefetch import steered_calls
+from autotune.engines.compiler.schedule.steering import PallasCall, known_operands
 from autotune.kernel import ArraySpec
 
 X = jax.ShapeDtypeStruct((64, 128), jnp.float32)
@@ -132,6 +133,27 @@ def test_an_example_must_fit_its_argument():
 
 def test_programs_without_such_kernels_cost_nothing():
     assert found(lambda x: x + 1, [X]) == []
+
+
+def test_sizes_of_a_ragged_dot():
+    arguments = [X, jax.ShapeDtypeStruct((4, 128, 128), jnp.float32), SIZES]
+    sizes = np.array([9, 0, 40, 3], np.int32)
+    (steering,) = found(jax.lax.ragged_dot, arguments, [None, None, sizes])
+    np.testing.assert_array_equal(steering[0], sizes)
+    assert found(jax.lax.ragged_dot, arguments) == [{}]
+
+
+def test_xla_s_tables_of_a_ragged_dot():
+    """Tiles of 16 rows: the groups' rows are 0 to 9, 9 to 49 and 49 to 52."""
+    types = ["s32[1]{0}", "s32[5]{0}", "s32[7]{0}", "s32[7]{0}", "s32[1]{0}", "f32[64,8]{1,0}", "f32[4,8,8]{2,1,0}"]
+    lines = [f"  %p.{number} = {text} parameter({number})" for number, text in enumerate(types)]
+    names = ", ".join(f"%p.{number}" for number in range(7))
+    lines.append(f'  %ragged-dot-none = f32[64,8]{{1,0}} custom-call({names}), custom_call_target="tpu_custom_call"')
+    sizes = np.array([9, 0, 40, 3], np.int32)
+    known = known_operands("\n".join(lines), [PallasCall((((4,), "int32"),), {0: sizes})])["ragged-dot-none"]
+    assert [known.arrays[number] for number in range(5)] == [
+        (6,), (0, 9, 9, 49, 52), (0, 2, 2, 2, 2, 3, 0), (0, 0, 1, 2, 3, 3, 0), (6,)
+    ]  # fmt: skip
 
 
 def test_a_grid_that_is_a_value():

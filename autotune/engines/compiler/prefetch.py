@@ -18,6 +18,7 @@ from jax.extend import core
 from autotune.engines.compiler.schedule import PallasCall
 
 LARGEST = 1 << 22  # elements of a value worth computing: what fits the scalar memory is far smaller
+RAGGED_DOT = "ragged_dot_general"  # XLA makes two kernels of it: the first takes the groups' sizes and nothing else
 # What calls its jaxpr once, with its own operands.
 _CALLS = {
     "jit", "pjit", "closed_call", "core_call", "remat", "remat2", "checkpoint", "custom_jvp_call", "custom_vjp_call",
@@ -36,9 +37,9 @@ def steered_calls(jaxpr: core.ClosedJaxpr, examples: Sequence[np.ndarray | None]
     operands: list[tuple[tuple[tuple[int, ...], str], ...]] = []
 
     def evaluate() -> list[dict[int, Any]]:
-        found: list[tuple[core.JaxprEqn, dict[int, Any]]] = []
+        found: list[tuple[Sequence[Any], dict[int, Any]]] = []
         _follow(jaxpr.jaxpr, jaxpr.consts, examples, found)
-        operands[:] = [tuple((v.aval.shape, str(v.aval.dtype)) for v in eqn.invars) for eqn, _ in found]
+        operands[:] = [tuple((v.aval.shape, str(v.aval.dtype)) for v in atoms) for atoms, _ in found]
         return [values for _, values in found]
 
     # One small program on the CPU, instead of one per primitive; the mesh of the target must not reach it.
@@ -59,7 +60,7 @@ def _has_steering(jaxpr: core.Jaxpr) -> bool:
     return any(
         _steering_count(eqn) > 0
         if eqn.primitive.name == "pallas_call"
-        else any(_has_steering(_open(called)) for called in _called(eqn))
+        else eqn.primitive.name == RAGGED_DOT or any(_has_steering(_open(called)) for called in _called(eqn))
         for eqn in jaxpr.eqns
     )
 
@@ -83,7 +84,9 @@ def _follow(jaxpr: core.Jaxpr, consts: Iterable[Any], arguments: Iterable[Any], 
         called = _called(eqn)
         if eqn.primitive.name == "pallas_call":
             count = _steering_count(eqn)
-            found.append((eqn, {number: v for number, v in enumerate(inputs[:count]) if v is not None}))
+            found.append((eqn.invars, {number: v for number, v in enumerate(inputs[:count]) if v is not None}))
+        elif eqn.primitive.name == RAGGED_DOT:
+            found.append((eqn.invars[2:3], {} if inputs[2] is None else {0: inputs[2]}))
         elif eqn.primitive.name in _CALLS and len(called) == 1 and len(_open(called[0]).invars) == len(inputs):
             outputs = _follow(_open(called[0]), _consts(called[0]), inputs, found)
             if len(outputs) == len(eqn.outvars) and eqn.primitive.name != "shard_map":

@@ -329,9 +329,12 @@ class _Coder:
         flag = self._definitions.get(instruction.operands[3])
         if flag is None or flag.opcode != "sor.u32":
             return None
-        shifted, local = flag.operands
-        shift = self._definitions.get(shifted)
-        if shift is None or shift.opcode != "sshll.u32" or shift.operands[1] != "16":
+        for shifted, own in (flag.operands, flag.operands[::-1]):
+            shift = self._definitions.get(shifted)
+            if shift is not None and shift.opcode == "sshll.u32" and shift.operands[1] == "16":
+                local = own
+                break
+        else:
             return None
         if instruction.opcode == "dma.hbm_to_vmem" and (predicate := instruction.predicate):
             compared = self._definitions.get(predicate.name)

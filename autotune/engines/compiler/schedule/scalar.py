@@ -173,8 +173,8 @@ def expression(instruction: Instruction) -> str:
     if base == "scalar_select":
         which, taken, other = operands
         return f"{which} if {which}.__class__ is Unknown else {taken} if {which} else {other}"
-    if base == "scalar_lea":
-        return " + ".join(operands)
+    if base == "scalar_lea":  # an offset may have the name of what it lies in beside it
+        return " + ".join(value(operand.partition(" ")[0]) for operand in instruction.operands)
     if base == "inlined_call_operand":  # only pointers into scalar memory are ever looked at
         if not operands or kind not in ("", "smem"):
             return "0"

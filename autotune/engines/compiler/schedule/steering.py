@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -12,6 +13,7 @@ import numpy as np
 from autotune.engines.compiler.schedule.hlo import pallas_calls
 from autotune.engines.compiler.schedule.smem import Operands, device_words
 
+RAGGED_DOT = "ragged-dot"  # how XLA calls its kernels of one
 Types = tuple[tuple[tuple[int, ...], str], ...]
 _TYPE = re.compile(r"(?P<element>\w+)\[(?P<shape>[\d,]*)\](?P<layout>.*)")
 _ELEMENTS = {
@@ -51,9 +53,48 @@ def known_operands(hlo: str, calls: Sequence[PallasCall]) -> dict[str, Operands]
     for name, texts in pallas_calls(hlo).items():
         types = [_TYPE.match(text) for text in texts]
         candidates = by_shape.get(tuple(_shape(match) for match in types), [])
+        if not candidates and name.startswith(RAGGED_DOT):
+            candidates = _of_ragged_dot(types, by_shape)
         if candidates and all(_equal(candidates[0], one) for one in candidates):
             known[name] = _operands(types, candidates[0])
     return known
+
+
+def _of_ragged_dot(
+    types: Sequence[re.Match[str] | None], by_shape: Mapping[tuple[tuple[int, ...], ...], list[PallasCall]]
+) -> list[PallasCall]:
+    """XLA's own kernel for a ragged dot, steered by tables that another of its kernels makes of the groups' sizes.
+
+    Its operands: how many visits there are, the rows before each group, each visit's group and row tile, how many
+    again, then the matrices. A visit is one group's part of one tile.
+    """
+    shapes = [_shape(match) for match in types]
+    if len(shapes) != 7 or shapes[0] != (1,) or shapes[4] != (1,) or shapes[2] != shapes[3] or len(shapes[5]) != 2:
+        return []
+    (groups,), (most,), (rows, _) = shapes[1], shapes[2], shapes[5]
+    groups, tiles = groups - 1, most - groups + 2
+    if tiles < 1 or rows % tiles:
+        return []
+    found = []
+    for call in by_shape.get(((groups,),), []):
+        if 0 in call.steering:
+            steering = dict(enumerate(_ragged_tables(call.steering[0], rows // tiles, most)))
+            found.append(PallasCall(tuple((shape, "") for shape in shapes), steering))
+    return found
+
+
+def _ragged_tables(sizes: np.ndarray, tile: int, most: int) -> list[np.ndarray]:
+    bounds = np.concatenate([[0], np.cumsum(sizes)])
+    visits = [
+        (group, row_tile)
+        for group, (start, end) in enumerate(itertools.pairwise(bounds))
+        if end > start
+        for row_tile in range(start // tile, -(-end // tile))
+    ]
+    tables = np.zeros((2, most), np.int32)
+    tables[:, : len(visits)] = np.transpose(visits) if visits else 0
+    count = np.array([len(visits)])
+    return [array.astype(np.int32) for array in (count, bounds, *tables, count)]
 
 
 def _operands(types: Sequence[re.Match[str] | None], call: PallasCall) -> Operands:
