@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 
 from autotune.errors import UsageError, one_of
-from kernels.matmul.problem import MatmulProblem
+from kernels.matmul.problem import TiledProblem
 
 ACTIVATIONS = ("silu", "gelu")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class GatedMlpProblem(MatmulProblem):
+class GatedMlpProblem(TiledProblem):
     """``out[m, n] = act(x[m, k] @ w_gate[k, n]) * (x[m, k] @ w_up[k, n])``: a matmul with two right-hand sides.
 
     Attributes:

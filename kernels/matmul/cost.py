@@ -9,29 +9,30 @@ from autotune.kernel import Cost
 from autotune.outcome import Config
 from autotune.problem import DTYPE_BYTES
 from autotune.space import aligned_divisors
-from kernels._tpu_model import LANES, cdiv, dma_s, mxu_s, step_s, sublanes, vpu_s
-from kernels.matmul.problem import MatmulProblem
+from kernels._tpu_model import LANES, cdiv, dma_s, mxu_s, step_s, vpu_s
+from kernels.matmul.problem import TiledProblem
 
 
-def cost(problem: MatmulProblem, *, products: int = 1) -> Cost:
+def cost(problem: TiledProblem, *, products: int = 1) -> Cost:
     """The roofline: 2·m·n·k operations; each operand read once, the result written once.
 
     Args:
         products: Right-hand sides y, each of which x is multiplied by in the same pass.
     """
     m, n, k = problem.m, problem.n, problem.k
-    nbytes = (m * k + products * k * n + m * n) * DTYPE_BYTES[problem.dtype]
+    item, out_item = DTYPE_BYTES[problem.dtype], DTYPE_BYTES[problem.result_dtype]
+    nbytes = (m * k + products * k * n) * item + m * n * out_item
     return Cost(2.0 * products * m * n * k, nbytes, problem.dtype)
 
 
-def estimate_ms(problem: MatmulProblem, config: Config, chip: Chip, *, products: int = 1) -> float:
+def estimate_ms(problem: TiledProblem, config: Config, chip: Chip, *, products: int = 1) -> float:
     """Time of one call in milliseconds, from the blocks' MXU passes, fetches and steps.
 
     Args:
         products: As in `cost`.
     """
     block_m, block_n, block_k = _blocks(problem, config)
-    item = DTYPE_BYTES[problem.dtype]
+    item, out_item = DTYPE_BYTES[problem.dtype], DTYPE_BYTES[problem.result_dtype]
     tiles_m, tiles_n, steps_k = cdiv(problem.m, block_m), cdiv(problem.n, block_n), cdiv(problem.k, block_k)
     outer, inner = (tiles_m, tiles_n) if config.get("grid_order", "mn") == "mn" else (tiles_n, tiles_m)
 
@@ -45,7 +46,7 @@ def estimate_ms(problem: MatmulProblem, config: Config, chip: Chip, *, products:
     held, moving = (x_bytes, y_bytes) if config.get("grid_order", "mn") == "mn" else (y_bytes, x_bytes)
     held_fetches = 1 / inner if steps_k == 1 else 1.0
     moving_fetches = 1 / (outer * inner) if steps_k == 1 and inner == 1 else 1.0
-    nbytes = held * held_fetches + moving * moving_fetches + block_m * block_n * item / steps_k
+    nbytes = held * held_fetches + moving * moving_fetches + block_m * block_n * out_item / steps_k
 
     # "parallel" tiles are dealt out to the cores that act as one device.
     steps = cdiv(outer, chip.cores) * inner * steps_k if outer >= chip.cores else outer * inner * steps_k
@@ -55,7 +56,7 @@ def estimate_ms(problem: MatmulProblem, config: Config, chip: Chip, *, products:
     return 1e3 * (total + dma_s(x_bytes + y_bytes, chip))  # the first fetch has nothing to hide behind
 
 
-def vmem_lower_bound(problem: MatmulProblem, config: Config, *, products: int = 1) -> int:
+def vmem_lower_bound(problem: TiledProblem, config: Config, *, products: int = 1) -> int:
     """Bytes of VMEM that the blocks cannot do without; what the compiler adds comes on top.
 
     A block that changes along the grid has two buffers; one that never does may get away with one.
@@ -64,13 +65,13 @@ def vmem_lower_bound(problem: MatmulProblem, config: Config, *, products: int = 
         products: As in `cost`; each has a sum of its own.
     """
     block_m, block_n, block_k = _blocks(problem, config)
-    item = DTYPE_BYTES[problem.dtype]
+    item, out_item = DTYPE_BYTES[problem.dtype], DTYPE_BYTES[problem.result_dtype]
     one_m, one_n, one_k = block_m >= problem.m, block_n >= problem.n, block_k >= problem.k
     held = config.get("held_buffers", 2)
     x_buffers, y_buffers = (held, 2) if config.get("grid_order", "mn") == "mn" else (2, held)
     x = block_m * block_k * item * (1 if one_m and one_k else x_buffers)
     y = products * block_k * block_n * item * (1 if one_k and one_n else y_buffers)
-    out = block_m * block_n * item * (1 if one_m and one_n else 2)
+    out = block_m * block_n * out_item * (1 if one_m and one_n else 2)
     return x + y + out + (0 if one_k else 4 * products * block_m * block_n)
 
 
@@ -79,11 +80,11 @@ def clipped(size: int, block: int) -> int:
     return min(size, block)
 
 
-def heuristic_config(problem: MatmulProblem) -> dict[str, Any]:
+def heuristic_config(problem: TiledProblem) -> dict[str, Any]:
     """A good start on every chip: tiles that fit the smallest default VMEM limit (16 MiB)."""
-    wide = 1024 if problem.dtype == "bfloat16" else 512
+    wide = 512 if problem.dtype == "float32" else 1024
     return {
-        "block_m": largest_divisor(problem.m, sublanes(problem.dtype), wide),
+        "block_m": largest_divisor(problem.m, problem.row_tile, wide),
         "block_n": largest_divisor(problem.n, LANES, wide),
         "block_k": largest_divisor(problem.k, LANES, 512),
     }
@@ -97,7 +98,7 @@ def largest_divisor(size: int, align: int, cap: int) -> int:
     return best if 2 * best >= cap else cap
 
 
-def _blocks(problem: MatmulProblem, config: Config) -> tuple[int, int, int]:
+def _blocks(problem: TiledProblem, config: Config) -> tuple[int, int, int]:
     return tuple(
         clipped(size, config[name])
         for size, name in ((problem.m, "block_m"), (problem.n, "block_n"), (problem.k, "block_k"))
