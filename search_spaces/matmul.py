@@ -29,6 +29,7 @@ class MatmulKernel(Kernel):
         "kernels.matmul.pallas",
         "kernels.matmul.reference",
         "kernels._activations",
+        "kernels._grid",
         "kernels._precision",
         "kernels._compiler",
     )

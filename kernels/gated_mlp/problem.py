@@ -25,6 +25,14 @@ class GatedMlpProblem(TiledProblem):
             raise UsageError(f"activation={self.activation}: must be {one_of(ACTIVATIONS)}")
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GatedMlpDxProblem(TiledProblem):
+    """``dx[m, n] = by_gate[m, k] @ w_gate[n, k].T + by_up[m, k] @ w_up[n, k].T``.
+
+    These are the sizes of this product: its n is the forward pass' k (the hidden size), and its k that one's n.
+    """
+
+
 # Sizes and activation: each model's public config.json (hidden_size, intermediate_size, hidden_act).
 _MODELS = {
     "llama3-8b": {"k": 4096, "n": 14336},
@@ -39,4 +47,10 @@ _MODELS = {
 PROBLEMS: dict[str, GatedMlpProblem] = {
     **{f"{model}-prefill": GatedMlpProblem(m=4096, **sizes) for model, sizes in _MODELS.items()},
     **{f"{model}-decode": GatedMlpProblem(m=64, **_MODELS[model]) for model in ("llama3-8b", "gemma-7b")},
+}
+
+DX_PROBLEMS: dict[str, GatedMlpDxProblem] = {
+    name: GatedMlpDxProblem(m=problem.m, n=problem.k, k=problem.n)
+    for name, problem in PROBLEMS.items()
+    if not name.endswith("decode")
 }

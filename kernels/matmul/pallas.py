@@ -18,6 +18,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from kernels._activations import ACTIVATIONS
 from kernels._compiler import compiler_params
+from kernels._grid import tile_specs
 from kernels._precision import dot, sum_dtype
 from kernels.matmul.problem import RESULTS
 
@@ -65,20 +66,11 @@ def matmul_pallas(
     block_m, block_n, block_k = min(block_m, m), min(block_n, n), min(block_k, k)
     tiles, steps = {"m": pl.cdiv(m, block_m), "n": pl.cdiv(n, block_n)}, pl.cdiv(k, block_k)
 
-    def spec(shape, index_map, *, transpose=False, mode=None):
-        """`index_map` takes (tile row, tile column, k step) whatever order the grid walks them in."""
-
-        def index(outer, inner, step):
-            i, j = (outer, inner) if grid_order == "mn" else (inner, outer)
-            return index_map(i, j, step)[:: -1 if transpose else 1]
-
-        return pl.BlockSpec(shape[:: -1 if transpose else 1], index, pipeline_mode=mode)
-
-    held = pl.Buffered(1) if held_buffers == 1 else None
-    x_mode, y_mode = (held, None) if grid_order == "mn" else (None, held)
+    spec = tile_specs(grid_order)
+    x_held, y_held = (held_buffers, 2) if grid_order == "mn" else (2, held_buffers)
     in_specs = [
-        spec((block_m, block_k), lambda i, j, step: (i, step), transpose=transpose_lhs, mode=x_mode),
-        spec((block_k, block_n), lambda i, j, step: (step, j), transpose=transpose_rhs, mode=y_mode),
+        spec((block_m, block_k), lambda i, j, step: (i, step), transpose=transpose_lhs, held=x_held),
+        spec((block_k, block_n), lambda i, j, step: (step, j), transpose=transpose_rhs, held=y_held),
     ]
     biases = () if bias is None else (bias.reshape(1, n),)
     if biases:
