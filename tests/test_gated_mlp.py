@@ -1,4 +1,4 @@
-"""The gated MLP by itself and as the tuner sees it: numerics, gradients, wrong kernels, its space and costs."""
+"""The gated MLP and its gradients, by themselves and as the tuner sees them: numerics, wrong kernels, spaces, costs."""
 
 import functools
 import random
@@ -18,14 +18,16 @@ from autotune.kernel import get_kernel
 from autotune.validation import validate
 from kernels.gated_mlp import PROBLEMS, gated_mlp
 from kernels.gated_mlp import pallas as tiled
-from kernels.gated_mlp.cost import cost, estimate_ms, heuristic_config
-from kernels.gated_mlp.problem import ACTIVATIONS, GatedMlpProblem
-from search_spaces.gated_mlp import GatedMlpKernel
+from kernels.gated_mlp.problem import ACTIVATIONS
+from search_spaces.gated_mlp import GatedMlpBackwardKernel, GatedMlpDxKernel, GatedMlpKernel
 from tests.test_spaces import compile_all
 from tests.test_validation import NAN_MEMORY, REJECTED, rewrite
 
 KERNEL = GatedMlpKernel()
+BACKWARD, DX = GatedMlpBackwardKernel(), GatedMlpDxKernel()
+KERNELS = {kernel.name: kernel for kernel in (KERNEL, BACKWARD, DX)}
 TILES = {"block_m": 32, "block_n": 128, "block_k": 128}
+SQUARES = {**TILES, "block_m": 128}  # of the weights' gradients, too, whose rows are features
 
 
 def operands(m: int, n: int, k: int, dtype: str = "float32") -> list[jax.Array]:
@@ -77,7 +79,8 @@ def assert_close(got, want, dtype) -> None:
 def test_results_and_gradients_of_any_shape_are_right_with_nan_memory(m, n, k, grid_order, activation, dtype):
     *arrays, grad = operands(m, n, k, dtype)
     config = {**TILES, "grid_order": grid_order}
-    op = functools.partial(gated_mlp, activation=activation, config=config, interpret=NAN_MEMORY)
+    backward = {"bwd_config": config, "dx_config": config, "dw_config": {**SQUARES, "grid_order": grid_order}}
+    op = functools.partial(gated_mlp, activation=activation, config=config, **backward, interpret=NAN_MEMORY)
 
     @jax.jit
     def run(*arrays):
@@ -150,72 +153,112 @@ def test_dtypes_and_activations_that_do_not_fit_are_refused():
 
 FLOAT32 = {"dtype": "float32"}
 RIGHT = [
-    (FLOAT32, {}),
-    pytest.param(
-        {"activation": "gelu", "m": 100, "k": 200},
-        {"block_k": 200, "grid_order": "nm", "held_buffers": 1},
-        marks=pytest.mark.slow,
+    (KERNEL, FLOAT32, {}),
+    (BACKWARD, FLOAT32, {}),
+    (DX, {}, {}),
+    *(
+        pytest.param(
+            kernel,
+            {"m": 100, "k": 200},
+            {"block_k": 200, "grid_order": "nm", "held_buffers": 1},
+            marks=pytest.mark.slow,
+        )
+        for kernel in (KERNEL, BACKWARD, DX)
     ),
+    pytest.param(BACKWARD, {"activation": "gelu"}, {}, marks=pytest.mark.slow),
 ]
 
 
-@pytest.mark.parametrize(("problem", "config"), RIGHT)
-def test_right_kernels_pass(problem, config):
-    verdict = validate(KERNEL, KERNEL.parse_problem(None).replace(problem), {**TILES, **config})
+@pytest.mark.parametrize(("kernel", "problem", "config"), RIGHT)
+def test_right_kernels_pass(kernel, problem, config):
+    verdict = validate(kernel, kernel.parse_problem(None).replace(problem), {**TILES, **config})
     assert verdict.ok, verdict.message
     assert 0 < verdict.max_rel_error < verdict.tolerance
 
 
 # What is done to the kernel's text, and on which problem it matters.
-RESULT = "activation(gate) * up"
-SUM = "sums[0][...] + gate, sums[1][...] + up"
+RESULT = "return (act(gate) * up,)"
+SUM = "total[...] + last for"
 X, WEIGHT, OUT = "i, j, step: (i, step)", "i, j, step: (step, j)", "i, j, step: (i, j)"
-WRONG = {
-    "gate and up swapped": (RESULT, "activation(up) * gate", {}),
-    "gate and up swapped, bfloat16": (RESULT, "activation(up) * gate", {"dtype": "bfloat16"}),
-    "product missing": (RESULT, "activation(gate)", {}),
-    "activation missing": (RESULT, "gate * up", {}),
-    "activation of both": (RESULT, "activation(gate * up)", {}),
-    "activation in bfloat16": (RESULT, "activation(gate.astype(jnp.bfloat16)) * up", {}),
-    "activation before the last step": (SUM, "activation(sums[0][...]) + gate, sums[1][...] + up", {}),
-    "activation of each step": (
-        "so_far + dot(x_ref[...], weight[...])",
-        "so_far + activation(dot(x_ref[...], weight[...]))",
-        {},
-    ),
-    "another activation": ("ACTIVATIONS[activation]", 'ACTIVATIONS["silu"]', {"activation": "gelu"}),
-    "gate twice": ("weights = gate_ref, up_ref", "weights = gate_ref, gate_ref", {}),
-    "last k block skipped": (SUM, "sums[0][...], sums[1][...]", {}),
-    "last k block of up skipped": (SUM, "sums[0][...] + gate, sums[1][...]", {}),
+SLOPES = "return slope(grad * up)[0], grad * act"
+FORWARD_WRONG = {
+    "gate and up swapped": (RESULT, "return (act(up) * gate,)", {}),
+    "gate and up swapped, bfloat16": (RESULT, "return (act(up) * gate,)", {"dtype": "bfloat16"}),
+    "product missing": (RESULT, "return (act(gate),)", {}),
+    "activation missing": (RESULT, "return (gate * up,)", {}),
+    "activation of both": (RESULT, "return (act(gate * up),)", {}),
+    "activation in bfloat16": (RESULT, "return (act(gate.astype(jnp.bfloat16)) * up,)", {}),
+    "activation before the last step": (SUM, "jax.nn.silu(total[...]) + last for", {}),
+    "activation of each step": ("so_far + more", "so_far + jax.nn.silu(more)", {}),
+    "another activation": ("act = ACTIVATIONS[activation]", 'act = ACTIVATIONS["silu"]', {"activation": "gelu"}),
+    "gate twice": ("right) for right in rights", "rights[0]) for right in rights", {}),
+    "last k block skipped": (SUM, "total[...] for", {}),
     "middle k block skipped": ("step < steps - 1)", "step < steps - 2)", {}),
     "first k block twice": (X, "i, j, step: (i, jnp.maximum(step - 1, 0))", {}),
     "tail not cut": ("k % block_k or block_k", "block_k", {}),
     "sums not reset": ("step == 0, 0.0", "step < 0, 0.0", {}),
     "sums reset for the first tile alone": ("step == 0, 0.0", "(step == 0) & (pl.program_id(1) == 0), 0.0", {}),
-    "sums rounded": ("weight[...])", "weight[...]).astype(jnp.bfloat16)", {}),
+    "sums rounded": ("so_far + more", "so_far + more.astype(jnp.bfloat16)", {}),
     "first two blocks of m": (X, "i, j, step: (i % 2, step)", {}),
     "first two blocks of n": (WEIGHT, "i, j, step: (step, j % 2)", {}),
     "first two blocks of n, whole k": (WEIGHT, "i, j, step: (step, j % 2)", {"k": 128}),
     "first two blocks of the result": (OUT, "i, j, step: (jnp.minimum(i, 1), j)", {}),
 }
+BACKWARD_WRONG = {
+    "gradients swapped": (SLOPES, "return grad * act, slope(grad * up)[0]", {}),
+    "slope of another activation": ("vjp(ACTIVATIONS[activation]", 'vjp(ACTIVATIONS["silu"]', {"activation": "gelu"}),
+    "slope missing": (SLOPES, "return grad * up, grad * act", {}),
+    "up missing": (SLOPES, "return slope(grad)[0], grad * act", {}),
+    "gradient missing": (SLOPES, "return slope(up)[0], grad * act", {}),
+    "gate for its activation": (SLOPES, "return slope(grad * up)[0], grad * gate", {}),
+    "slope at up": ("activation], gate)\n", "activation], up)\n", {}),
+    "gradient in bfloat16": (SLOPES, "return slope(grad * up)[0].astype(jnp.bfloat16), grad * act", {}),
+    "last k block skipped": (SUM, "total[...] for", {}),
+    "tail not cut": ("k % block_k or block_k", "block_k", {}),
+    "sums not reset": ("step == 0, 0.0", "step < 0, 0.0", {}),
+    "first two blocks of m": (X, "i, j, step: (i % 2, step)", {}),
+    "first two blocks of the tiles": (OUT, "i, j, step: (i, jnp.minimum(j, 1))", {}),
+    "gradient of the first rows": ("tile[...].astype(", "tile[0:1, :].astype(", {}),
+}
+DX_WRONG = {
+    "gate's product alone": ("map(times, lefts, rights)", "map(times, lefts[:1], rights)", {}),
+    "up's product alone": ("map(times, lefts, rights)", "map(times, lefts[1:], rights[1:])", {}),
+    "weights swapped": ("map(times, lefts, rights)", "map(times, lefts, rights[::-1])", {}),
+    "difference": ("operator.add", "operator.sub", {}),
+    "last k block skipped": (SUM, "total[...] for", {}),
+    "middle k block skipped": ("step < steps - 1)", "step < steps - 2)", {}),
+    "tail not cut": ("k % block_k or block_k", "block_k", {}),
+    "sum not reset": ("step == 0, 0.0", "step < 0, 0.0", {}),
+    "sum rounded": ("so_far + more", "so_far + more.astype(jnp.bfloat16)", {}),
+    "first two blocks of n": (WEIGHT, "i, j, step: (step, j % 2)", {}),
+    "first two blocks of k": (X, "i, j, step: (i, step % 2)", {}),
+}
 
 
 # One of a kind; the rest is left to the slow run.
 QUICK = {
-    "gate and up swapped",
-    "product missing",
-    "activation before the last step",
-    "last k block skipped",
-    "tail not cut",
-    "sums reset for the first tile alone",
+    "gated_mlp: gate and up swapped",
+    "gated_mlp: activation before the last step",
+    "gated_mlp: tail not cut",
+    "gated_mlp_bwd: slope at up",
+    "gated_mlp_bwd: gradient of the first rows",
+    "gated_mlp_dx: weights swapped",
+    "gated_mlp_dx: sum not reset",
 }
-CASES = [pytest.param(*case, id=name, marks=[pytest.mark.slow] * (name not in QUICK)) for name, case in WRONG.items()]
+CASES = {
+    f"{kernel.name}: {name}": (kernel, *case)
+    for kernel, wrong in ((KERNEL, FORWARD_WRONG), (BACKWARD, BACKWARD_WRONG), (DX, DX_WRONG))
+    for name, case in wrong.items()
+}
 
 
-@pytest.mark.parametrize(("old", "new", "problem"), CASES)
-def test_wrong_texts_are_rejected(monkeypatch, old, new, problem):
-    rewrite(monkeypatch, tiled, "gated_mlp_pallas", old, new)
-    verdict = validate(KERNEL, KERNEL.parse_problem(None).replace({**FLOAT32, **problem}), TILES)
+@pytest.mark.parametrize(
+    ("kernel", "old", "new", "problem"),
+    [pytest.param(*case, id=name, marks=[pytest.mark.slow] * (name not in QUICK)) for name, case in CASES.items()],
+)
+def test_wrong_texts_are_rejected(monkeypatch, kernel, old, new, problem):
+    rewrite(monkeypatch, tiled, f"{kernel.name}_pallas", old, new)
+    verdict = validate(kernel, kernel.parse_problem(None).replace({**FLOAT32, **problem}), TILES)
     assert verdict.status in REJECTED, verdict
 
 
@@ -238,17 +281,19 @@ def test_validation_has_all_that_the_problem_has_in_reach_of_a_cpu(text):
 # The space and the costs.
 
 
-def test_the_kernel_is_registered():
-    assert isinstance(get_kernel("gated_mlp"), GatedMlpKernel)
-    assert len(KERNEL.version) == 12
+@pytest.mark.parametrize("name", KERNELS)
+def test_the_kernels_are_registered(name):
+    assert type(get_kernel(name)) is type(KERNELS[name])
+    assert len(get_kernel(name).version) == 12
 
 
 @pytest.mark.parametrize("chip", CHIPS.values(), ids=lambda chip: chip.name)
-def test_the_space_is_large_enumerable_and_holds_the_baseline(chip):
-    problem = KERNEL.parse_problem(None)
-    space = KERNEL.space(problem, chip)
+@pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS)
+def test_the_space_is_large_enumerable_and_holds_the_baseline(kernel, chip):
+    problem = kernel.parse_problem(None)
+    space, estimate_ms = kernel.space(problem, chip), kernel.estimate_ms
     assert 40 < space.size < 20_000
-    baseline = KERNEL.baselines(problem, chip)["default"]
+    baseline = kernel.baselines(problem, chip)["default"]
     assert space.why_invalid(baseline) is None
     assert [baseline[f"block_{field}"] for field in "mnk"] == [128, 128, 128]
     best = min(space, key=lambda config: estimate_ms(problem, config, chip))
@@ -276,22 +321,43 @@ sizes = st.integers(1, 9000) | st.integers(1, 300).map(lambda n: 128 * n)
 @settings(max_examples=60, deadline=None)
 @given(m=sizes, n=sizes, k=sizes, dtype=st.sampled_from(["bfloat16", "float32"]))
 def test_the_heuristic_is_valid_on_every_chip_and_no_estimate_beats_the_roofline(m, n, k, dtype):
-    problem = GatedMlpProblem(m=m, n=n, k=k, dtype=dtype)
-    for chip in CHIPS.values():
-        assert KERNEL.space(problem, chip).why_invalid(KERNEL.heuristic(problem, chip)) is None
-        assert estimate_ms(problem, heuristic_config(problem), chip) >= 0.99 * cost(problem).roofline_ms(chip)
-
-
-def test_the_roofline_reads_x_once_and_both_weights():
-    work = cost(GatedMlpProblem(m=2, n=3, k=5, dtype="float32"))
-    assert (work.flops, work.nbytes) == (4 * 2 * 3 * 5, 4 * (2 * 5 + 2 * 5 * 3 + 2 * 3))
-
-
-def test_named_problems_are_ranked_alike():
-    for problem in PROBLEMS.values():
-        small = {f"block_{field}": min(128, getattr(problem, field)) for field in "mnk"}
+    for kernel in KERNELS.values():
+        problem = kernel.problem_type(m=m, n=n, k=k, dtype=dtype)
         for chip in CHIPS.values():
-            assert estimate_ms(problem, heuristic_config(problem), chip) < estimate_ms(problem, small, chip)
+            config = kernel.heuristic(problem, chip)
+            assert kernel.space(problem, chip).why_invalid(config) is None
+            assert kernel.estimate_ms(problem, config, chip) >= 0.99 * kernel.cost(problem).roofline_ms(chip)
+
+
+def test_the_roofline_reads_and_writes_each_array_once():
+    for kernel in KERNELS.values():
+        problem = kernel.problem_type(m=2, n=3, k=5, dtype="float32")
+        results = jax.tree.leaves(jax.eval_shape(kernel.reference(problem), *kernel.arguments(problem)))
+        nbytes = sum(spec.nbytes for spec in kernel.arguments(problem)) + sum(array.size * 4 for array in results)
+        assert (kernel.cost(problem).flops, kernel.cost(problem).nbytes) == (4 * 2 * 3 * 5, nbytes)
+
+
+@pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS)
+def test_named_problems_are_ranked_alike(kernel):
+    for problem in kernel.problems.values():
+        for chip in CHIPS.values():
+            configs = kernel.heuristic(problem, chip), kernel.baselines(problem, chip)["default"]
+            ours, small = (kernel.estimate_ms(problem, config, chip) for config in configs)
+            assert ours < small
+
+
+def test_the_gradients_have_the_models_sizes():
+    forward, dx = PROBLEMS["llama3-8b-prefill"], DX.problems["llama3-8b-prefill"]
+    assert (dx.m, dx.n, dx.k) == (forward.m, forward.k, forward.n)
+    assert BACKWARD.problems == PROBLEMS
+
+
+@pytest.mark.parametrize("target", ["v4", "v5e"])
+def test_heuristics_of_the_gradients_compile_within_16_mib(target):
+    texts = ["m=2048,n=2048,k=2048", "m=500,n=300,k=700", "m=1024,n=1024,k=1024,dtype=float32"]
+    for kernel in (BACKWARD, DX):
+        configs = [(text, kernel.heuristic(kernel.parse_problem(text), CHIPS[target])) for text in texts]
+        assert compile_all(kernel.name, target, configs) == ["ok"] * len(texts)
 
 
 def test_the_compiler_takes_what_it_should_and_the_vmem_constraint_is_a_lower_bound():
