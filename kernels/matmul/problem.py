@@ -98,20 +98,19 @@ PROBLEMS: dict[str, MatmulProblem] = {
     **_projections("qwen3-32b", hidden=5120, heads=64, kv_heads=8, head_dim=128, mlp=25600, vocab=151936),
     **_projections("gemma2-9b", hidden=3584, heads=16, kv_heads=8, head_dim=256, mlp=14336, vocab=256000),
     **_projections("gemma3-27b", hidden=5376, heads=32, kv_heads=16, head_dim=128, mlp=21504, vocab=262208),
-    # Gradients of llama3-8b's mlp-up: of its input (the weight as stored) and of its weight (the tokens contracted).
+    # The gradients of llama3-8b's mlp-up: of the tokens, and of the weight.
     "llama3-8b-mlp-up-dx": MatmulProblem(m=4096, n=4096, k=14336, transpose_rhs=True),
     "llama3-8b-mlp-up-dw": MatmulProblem(m=4096, n=14336, k=4096, transpose_lhs=True),
-    # The output head with the embedding's own [vocab, hidden] table, which gemma ties and llama3-8b does not.
+    # Weights as checkpoints keep them, [out, in]; gemma's output head is its table of embeddings.
+    "llama3-8b-lm-head-stored": MatmulProblem(m=4096, n=128256, k=4096, transpose_rhs=True),
     "gemma2-9b-tied-lm-head": MatmulProblem(m=4096, n=256000, k=3584, transpose_rhs=True),
-    # Checkpoints keep linear weights as [out, in].
-    "llama3-8b-mlp-down-stored": MatmulProblem(m=4096, n=4096, k=14336, transpose_rhs=True),
-    # Quantized weights and activations.
+    # Weights and tokens in 8 bits, over a prompt and for a batch that decodes.
     "llama3-8b-mlp-up-int8": MatmulProblem(m=4096, n=14336, k=4096, dtype="int8"),
     "llama3-8b-mlp-up-int8-decode": MatmulProblem(m=64, n=14336, k=4096, dtype="int8"),
     "llama3-8b-mlp-down-int8-decode": MatmulProblem(m=64, n=4096, k=14336, dtype="int8"),
     "llama3-8b-mlp-up-fp8": MatmulProblem(m=4096, n=14336, k=4096, dtype="float8_e4m3fn"),
     "llama3-8b-mlp-down-decode": MatmulProblem(m=64, n=4096, k=14336),
-    # BERT-large's and GPT-2-XL's MLPs have biases; the first takes the exact GELU, here the tanh one of the second.
+    # With an epilogue: GPT-2 XL's MLP has biases and GELU, its second projection a bias alone.
     "gpt2-xl-mlp-up": MatmulProblem(m=4096, n=6400, k=1600, bias=True, activation="gelu"),
     "gpt2-xl-mlp-down": MatmulProblem(m=4096, n=1600, k=6400, bias=True),
     "square-4k": MatmulProblem(m=4096, n=4096, k=4096),
