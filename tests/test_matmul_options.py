@@ -256,6 +256,15 @@ def test_a_transposed_block_of_m_lies_along_the_lanes():
         assert f"block_m must be a positive multiple of {align}" in space.why_invalid(config)
 
 
+@pytest.mark.parametrize("fields", [{}, {"transpose_lhs": True}, {"bias": True, "activation": "relu"}])
+def test_the_text_of_a_problem_names_what_it_has(fields):
+    problem = MatmulProblem(m=2, n=3, k=5, **fields)
+    assert str(problem) == ",".join(
+        ["m=2,n=3,k=5,dtype=bfloat16", *(f"{name}={str(value).lower()}" for name, value in fields.items())]
+    )
+    assert KERNEL.parse_problem(str(problem)) == problem
+
+
 def test_the_gradients_problems_are_those_of_their_forward_pass():
     up, dx, dw = (PROBLEMS[f"llama3-8b-mlp-up{part}"] for part in ("", "-dx", "-dw"))
     assert (dx.m, dx.n, dx.k, dx.transpose_rhs) == (up.m, up.k, up.n, True)

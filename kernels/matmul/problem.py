@@ -68,6 +68,11 @@ class MatmulProblem(TiledProblem):
         """What the kernel and its reference take beside the arrays."""
         return {name: getattr(self, name) for name in ("transpose_lhs", "transpose_rhs", "activation")}
 
+    def __str__(self) -> str:
+        """Options that do nothing are left out: that is what a problem without them means."""
+        idle = {"transpose_lhs=false", "transpose_rhs=false", "bias=false", "activation=none"}
+        return ",".join(field for field in super().__str__().split(",") if field not in idle)
+
     def check(self) -> None:
         if self.activation not in ACTIVATIONS:
             raise UsageError(f"activation={self.activation}: must be {one_of(ACTIVATIONS)}")
