@@ -129,6 +129,14 @@ def test_large_gates_do_not_overflow(activation):
     assert_close(gated_mlp(300 * x, w_gate, w_up, activation=activation), want, "float32")
 
 
+def test_on_a_tpu_the_gradients_are_kernels():
+    arrays = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in ((256, 128), (128, 384), (128, 384))]
+    gradients = jax.jit(jax.grad(lambda *arrays: jnp.sum(gated_mlp(*arrays)), argnums=(0, 1, 2)))
+    text = gradients.trace(*arrays).lower(lowering_platforms=("tpu",)).as_text()
+    assert text.count("@tpu_custom_call") == 4  # gate and up, x, and each weight; the result itself is not needed
+    assert "dot_general" not in text
+
+
 def test_runs_where_there_is_no_tpu():
     x, w_gate, w_up, grad = operands(6, 5, 7)
     want, by_x, by_gate, by_up = plain(x, w_gate, w_up, grad, "gelu")
