@@ -71,6 +71,8 @@ TOLERANCES = {
     "bfloat16": Tolerance(2.0**-8, 2.0**-5),
     "float32": Tolerance(2.0**-17, 2.0**-13),
 }
+# Float8 operands are exact, their products' float32 sums leave as bfloat16.
+TOLERANCES |= dict.fromkeys(("float8_e4m3fn", "float8_e5m2"), TOLERANCES["bfloat16"])
 SMALLEST_ROW = 0.01  # of the whole result's root mean square: below that a row is noise
 
 
@@ -133,10 +135,10 @@ def _validate_one(kernel: Kernel, problem: Any, config: Config, seed: int) -> Va
 
 
 def _dtypes(arrays: list[Any]) -> set[str]:
-    """The floating ones: the coarsest of them says how exact a result can be."""
+    """The floating ones: the coarsest of them says how exact a result can be. Integers are compared as float32."""
     import jax.numpy as jnp
 
-    return {str(array.dtype) for array in arrays if jnp.issubdtype(array.dtype, jnp.floating)}
+    return {str(array.dtype) for array in arrays if jnp.issubdtype(array.dtype, jnp.floating)} or {"float32"}
 
 
 def _worst(verdicts: list[Validation]) -> Validation:

@@ -16,6 +16,23 @@ def dot_precision(dtype: Any) -> jax.lax.Precision:
     return jax.lax.Precision.HIGHEST if dtype == jnp.float32 else jax.lax.Precision.DEFAULT
 
 
-def dot(x: jax.Array, y: jax.Array) -> jax.Array:
-    """``x @ y`` in float32. Float32 operands keep their precision (on the MXU that takes six passes)."""
-    return jnp.dot(x, y, precision=dot_precision(x.dtype), preferred_element_type=jnp.float32)
+def sum_dtype(dtype: Any) -> Any:
+    """What products of `dtype` are summed in: int32 for integers, float32 for all else."""
+    return jnp.int32 if jnp.issubdtype(dtype, jnp.integer) else jnp.float32
+
+
+def dot(x: jax.Array, y: jax.Array, *, transpose_lhs: bool = False, transpose_rhs: bool = False) -> jax.Array:
+    """``x @ y`` in float32 (int32 for integers). Float32 operands keep their precision (six passes on the MXU).
+
+    Args:
+        x: ``[m, k]``, or ``[k, m]`` with `transpose_lhs`.
+        y: ``[k, n]``, or ``[n, k]`` with `transpose_rhs`.
+    """
+    contracted = ((0 if transpose_lhs else 1,), (1 if transpose_rhs else 0,))
+    return jax.lax.dot_general(
+        x,
+        y,
+        (contracted, ((), ())),
+        precision=dot_precision(x.dtype),
+        preferred_element_type=sum_dtype(x.dtype),
+    )

@@ -9,10 +9,10 @@ from autotune.chips import MIB, Chip
 from autotune.outcome import Config
 from autotune.problem import DTYPE_BYTES
 from autotune.space import Constraint, Param, aligned_divisors
-from kernels._tpu_model import LANES, cdiv, round_up, sublanes, vmem_limits
-from kernels.matmul.problem import MatmulProblem
+from kernels._tpu_model import LANES, cdiv, round_up, vmem_limits
+from kernels.matmul.problem import TiledProblem
 
-Tiled = TypeVar("Tiled", bound=MatmulProblem)  # matrices of m, n and k that the blocks cut into tiles
+Tiled = TypeVar("Tiled", bound=TiledProblem)  # matrices of m, n and k that the blocks cut into tiles
 
 FEW = 5  # so many divisors of a practical size, or blocks that do not divide are tried as well
 PRACTICAL = 4096
@@ -82,13 +82,17 @@ def uneven(block: int) -> int:
     return max(1, min(block - 1, block // 4 + 3, 259))
 
 
-def tile_params(problem: MatmulProblem, chip: Chip) -> list[Param]:
-    """The blocks of a matmul, the order of their tiles, and the buffers of the operand held still."""
+def tile_params(problem: TiledProblem, chip: Chip) -> list[Param]:
+    """The blocks of a matmul, the order of their tiles, and the buffers of the operand held still.
+
+    Raises:
+        UsageError: The chip does not multiply that dtype.
+    """
+    chip.peak_tflops(problem.dtype)  # Refuses a dtype that the chip's MXU does not take.
     # Two buffers of a longer block fill the VMEM even if it is only 128 wide.
     most = chip.vmem_bytes // (2 * LANES * DTYPE_BYTES[problem.dtype])
-    rows = sublanes(problem.dtype)
     return [
-        Param("block_m", block_candidates(problem.m, rows, largest=most), "rows of an output tile"),
+        Param("block_m", block_candidates(problem.m, problem.row_tile, largest=most), "rows of an output tile"),
         Param("block_n", block_candidates(problem.n, LANES, largest=most), "columns of an output tile"),
         Param("block_k", block_candidates(problem.k, LANES, largest=most), "contracted length per grid step"),
         Param("grid_order", ("mn", "nm"), "order of the outer two grid dimensions, the inner one last", "mn"),
@@ -97,11 +101,11 @@ def tile_params(problem: MatmulProblem, chip: Chip) -> list[Param]:
 
 
 def tile_constraints(
-    problem: MatmulProblem, chip: Chip, vmem_lower_bound: Callable[[MatmulProblem, Config], int]
+    problem: TiledProblem, chip: Chip, vmem_lower_bound: Callable[[TiledProblem, Config], int]
 ) -> list[Constraint]:
     """What must hold between `tile_params` and the VMEM limit."""
     return [
-        block_constraint("block_m", "m", problem.m, sublanes(problem.dtype)),
+        block_constraint("block_m", "m", problem.m, problem.row_tile),
         block_constraint("block_n", "n", problem.n, LANES),
         block_constraint("block_k", "k", problem.k, LANES),
         Constraint("held_buffers must be 1 or 2", lambda config: config["held_buffers"] in (1, 2)),
@@ -117,7 +121,7 @@ def tile_constraints(
     ]
 
 
-def small_tiles(problem: MatmulProblem) -> dict[str, int]:
+def small_tiles(problem: TiledProblem) -> dict[str, int]:
     """The 128-wide blocks that libraries ship with."""
     return {f"block_{field}": min(getattr(problem, field), LANES) for field in ("m", "n", "k")}
 
@@ -145,7 +149,7 @@ def tile_validation_problems(problem: Tiled, config: Config) -> list[Tiled]:
     return [*(ragged(**{**thin, field: 2}) for field in blocks), ragged(m=1, n=1, k=1), exact]
 
 
-def _cheap(problem: MatmulProblem) -> bool:
+def _cheap(problem: TiledProblem) -> bool:
     """Whether a CPU runs it in some seconds and little memory."""
     m, n, k = problem.m, problem.n, problem.k
     return m * n * k <= 1 << 36 and max(m * k, k * n, m * n) <= 1 << 26

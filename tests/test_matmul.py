@@ -23,7 +23,7 @@ def operands(m: int, n: int, k: int, dtype: str = "float32") -> tuple[jax.Array,
     return jax.random.normal(x, (m, k)).astype(dtype), jax.random.normal(y, (k, n)).astype(dtype)
 
 
-@settings(max_examples=4, deadline=None, derandomize=True)
+@settings(max_examples=3, deadline=None, derandomize=True)
 @given(
     m=st.integers(1, 70),
     n=st.integers(1, 300),
@@ -70,7 +70,7 @@ def test_shapes_that_do_not_fit_are_refused(x, y, says):
 
 
 def test_mixed_dtypes_are_refused():
-    with pytest.raises(UsageError, match="must be both bfloat16 or float32"):
+    with pytest.raises(UsageError, match="must be both bfloat16, float32, int8"):
         matmul(jnp.ones((4, 4)), jnp.ones((4, 4), jnp.bfloat16))
 
 

@@ -108,7 +108,7 @@ def test_right_kernels_pass(kernel, problem, config):
 
 REJECTED = (Status.WRONG_RESULT, Status.RUNTIME_ERROR)  # the interpreter itself refuses what comes back to a block
 # What is done to the kernel's text, then where it matters: changes to the problem and to the config.
-ADD = "        acc_ref[...] += dot(x_ref[...], y_ref[...])\n\n    @pl"
+ADD = "        acc_ref[...] += dot(x_ref[...], y_ref[...], **transposed)\n\n    @pl"
 X, Y, OUT = "i, j, step: (i, step)", "i, j, step: (step, j)", "i, j, step: (i, j)"
 WRONG_MATMULS = {
     "first two k steps": (ADD, ADD.replace("dot(", "(step < 2) * dot("), {}, {}),
@@ -119,7 +119,7 @@ WRONG_MATMULS = {
     "first two blocks of k": (Y, "i, j, step: (step % 2, j)", {}, {}),
     "first two blocks of the result": (OUT, "i, j, step: (jnp.minimum(i, 1), j)", {}, {}),
     "tail ignored": ("tail=k % block_k", "tail=0", {}, {}),
-    "sum rounded": (ADD, ADD.replace("y_ref[...])", "y_ref[...]).astype(jnp.bfloat16)"), {}, {}),
+    "sum rounded": (ADD, ADD.replace("transposed)", "transposed).astype(jnp.bfloat16)"), {}, {}),
 }
 FULL, UNROLL = {"causal": False}, {"unroll": 2}
 KV_BLOCKS, END = "first, last = 0, blocks.kv_blocks - 1", "    return first, clear, cut, end\n\n\ndef query_tiles"

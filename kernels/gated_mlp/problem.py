@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 
 from autotune.errors import UsageError, one_of
-from kernels.matmul.problem import MatmulProblem
+from kernels.matmul.problem import TiledProblem
 
 ACTIVATIONS = ("silu", "gelu")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class GatedMlpProblem(MatmulProblem):
+class GatedMlpProblem(TiledProblem):
     """``out[m, n] = act(x[m, k] @ w_gate[k, n]) * (x[m, k] @ w_up[k, n])``: a matmul with two right-hand sides.
 
     Attributes:
@@ -23,6 +23,14 @@ class GatedMlpProblem(MatmulProblem):
     def check(self) -> None:
         if self.activation not in ACTIVATIONS:
             raise UsageError(f"activation={self.activation}: must be {one_of(ACTIVATIONS)}")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GatedMlpDxProblem(TiledProblem):
+    """``dx[m, n] = by_gate[m, k] @ w_gate[n, k].T + by_up[m, k] @ w_up[n, k].T``.
+
+    These are the sizes of this product: its n is the forward pass' k (the hidden size), and its k that one's n.
+    """
 
 
 # Sizes and activation: each model's public config.json (hidden_size, intermediate_size, hidden_act).
@@ -39,4 +47,10 @@ _MODELS = {
 PROBLEMS: dict[str, GatedMlpProblem] = {
     **{f"{model}-prefill": GatedMlpProblem(m=4096, **sizes) for model, sizes in _MODELS.items()},
     **{f"{model}-decode": GatedMlpProblem(m=64, **_MODELS[model]) for model in ("llama3-8b", "gemma-7b")},
+}
+
+DX_PROBLEMS: dict[str, GatedMlpDxProblem] = {
+    name: GatedMlpDxProblem(m=problem.m, n=problem.k, k=problem.n)
+    for name, problem in PROBLEMS.items()
+    if not name.endswith("decode")
 }

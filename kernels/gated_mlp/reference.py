@@ -1,15 +1,12 @@
-"""The gated MLP and its gradients in plain JAX: the numerics to match, and XLA's ``xla`` baseline."""
+"""The gated MLP and its gradients in plain JAX: the numerics to match, and XLA's ``xla`` baselines."""
 
 from __future__ import annotations
-
-import functools
 
 import jax
 import jax.numpy as jnp
 
+from kernels._activations import ACTIVATIONS
 from kernels._precision import dot
-
-ACTIVATIONS = {"silu": jax.nn.silu, "gelu": functools.partial(jax.nn.gelu, approximate=True)}
 
 
 def gated_mlp_reference(x: jax.Array, w_gate: jax.Array, w_up: jax.Array, *, activation: str = "silu") -> jax.Array:
@@ -24,16 +21,19 @@ def gated_mlp_reference(x: jax.Array, w_gate: jax.Array, w_up: jax.Array, *, act
     return (ACTIVATIONS[activation](dot(x, w_gate)) * dot(x, w_up)).astype(x.dtype)
 
 
-def gated_mlp_gradients(
+def gated_mlp_bwd_reference(
     x: jax.Array, w_gate: jax.Array, w_up: jax.Array, grad: jax.Array, *, activation: str = "silu"
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The gradients of x, w_gate and w_up for the result's gradient ``grad[m, n]``.
+) -> tuple[jax.Array, jax.Array]:
+    """The gradients of gate ``x @ w_gate`` and of up ``x @ w_up`` for the result's gradient ``grad[m, n]``.
 
-    Gate and up are computed again. Their gradients are rounded to x's dtype as operands, the sums are float32.
+    Gate and up are computed again, in float32; their gradients have x's dtype.
     """
     act, slope = jax.vjp(ACTIVATIONS[activation], dot(x, w_gate))
     grad = grad.astype(jnp.float32)
-    by_gate = slope(grad * dot(x, w_up))[0].astype(x.dtype)
-    by_up = (grad * act).astype(x.dtype)
-    by_x = dot(by_gate, w_gate.T) + dot(by_up, w_up.T)
-    return tuple(array.astype(x.dtype) for array in (by_x, dot(x.T, by_gate), dot(x.T, by_up)))
+    return slope(grad * dot(x, w_up))[0].astype(x.dtype), (grad * act).astype(x.dtype)
+
+
+def gated_mlp_dx_reference(by_gate: jax.Array, by_up: jax.Array, w_gate: jax.Array, w_up: jax.Array) -> jax.Array:
+    """``by_gate @ w_gate.T + by_up @ w_up.T``, summed in float32, returned in by_gate's dtype."""
+    total = dot(by_gate, w_gate, transpose_rhs=True) + dot(by_up, w_up, transpose_rhs=True)
+    return total.astype(by_gate.dtype)

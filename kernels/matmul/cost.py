@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from autotune.chips import Chip
@@ -9,43 +10,57 @@ from autotune.kernel import Cost
 from autotune.outcome import Config
 from autotune.problem import DTYPE_BYTES
 from autotune.space import aligned_divisors
-from kernels._tpu_model import LANES, cdiv, dma_s, mxu_s, step_s, sublanes, vpu_s
-from kernels.matmul.problem import MatmulProblem
+from kernels._tpu_model import LANES, cdiv, dma_s, mxu_s, step_s, vpu_s
+from kernels.matmul.problem import TiledProblem
 
 
-def cost(problem: MatmulProblem, *, products: int = 1) -> Cost:
-    """The roofline: 2·m·n·k operations; each operand read once, the result written once.
+@dataclasses.dataclass(frozen=True)
+class Form:
+    """How many arrays one pass over the tiles works on: a matmul's, or of a kernel that is blocked like it.
 
-    Args:
-        products: Right-hand sides y, each of which x is multiplied by in the same pass.
+    Attributes:
+        lefts: Arrays ``[m, k]``; one alone goes with every right.
+        rights: Arrays ``[k, n]``, one to a product.
+        sums: Accumulators.
+        tiles: Arrays ``[m, n]``, read or written.
     """
+
+    lefts: int = 1
+    rights: int = 1
+    sums: int = 1
+    tiles: int = 1
+
+
+MATMUL = Form()
+
+
+def cost(problem: TiledProblem, form: Form = MATMUL) -> Cost:
+    """The roofline: 2·m·n·k operations a product; each operand read once, each result written once."""
     m, n, k = problem.m, problem.n, problem.k
-    nbytes = (m * k + products * k * n + m * n) * DTYPE_BYTES[problem.dtype]
-    return Cost(2.0 * products * m * n * k, nbytes, problem.dtype)
+    item, out_item = DTYPE_BYTES[problem.dtype], DTYPE_BYTES[problem.result_dtype]
+    nbytes = (form.lefts * m * k + form.rights * k * n) * item + form.tiles * m * n * out_item
+    return Cost(2.0 * form.rights * m * n * k, nbytes, problem.dtype)
 
 
-def estimate_ms(problem: MatmulProblem, config: Config, chip: Chip, *, products: int = 1) -> float:
-    """Time of one call in milliseconds, from the blocks' MXU passes, fetches and steps.
-
-    Args:
-        products: As in `cost`.
-    """
+def estimate_ms(problem: TiledProblem, config: Config, chip: Chip, form: Form = MATMUL) -> float:
+    """Time of one call in milliseconds, from the blocks' MXU passes, fetches and steps."""
     block_m, block_n, block_k = _blocks(problem, config)
-    item = DTYPE_BYTES[problem.dtype]
+    item, out_item = DTYPE_BYTES[problem.dtype], DTYPE_BYTES[problem.result_dtype]
     tiles_m, tiles_n, steps_k = cdiv(problem.m, block_m), cdiv(problem.n, block_n), cdiv(problem.k, block_k)
     outer, inner = (tiles_m, tiles_n) if config.get("grid_order", "mn") == "mn" else (tiles_n, tiles_m)
 
     # The accumulator is loaded, added to and stored every step, beside the MXU but not for free.
     accumulate = vpu_s(2 * block_m * block_n, chip, slots=1) if steps_k > 1 else 0.0
-    compute = products * (mxu_s(block_m, block_n, block_k, problem.dtype, chip) + 0.2 * accumulate)
-    compute += vpu_s(block_m * block_n, chip, slots=1) / steps_k  # the tile is converted and stored once
+    compute = form.rights * mxu_s(block_m, block_n, block_k, problem.dtype, chip) + 0.2 * form.sums * accumulate
+    compute += vpu_s(form.tiles * block_m * block_n, chip, slots=1) / steps_k  # tiles are converted and stored once
 
     # With the whole k in one block, the outer loop's operand stays put while the inner loop runs.
-    x_bytes, y_bytes = block_m * block_k * item, products * block_k * block_n * item
+    x_bytes, y_bytes = form.lefts * block_m * block_k * item, form.rights * block_k * block_n * item
     held, moving = (x_bytes, y_bytes) if config.get("grid_order", "mn") == "mn" else (y_bytes, x_bytes)
     held_fetches = 1 / inner if steps_k == 1 else 1.0
     moving_fetches = 1 / (outer * inner) if steps_k == 1 and inner == 1 else 1.0
-    nbytes = held * held_fetches + moving * moving_fetches + block_m * block_n * item / steps_k
+    nbytes = held * held_fetches + moving * moving_fetches
+    nbytes += form.tiles * block_m * block_n * out_item / steps_k
 
     # "parallel" tiles are dealt out to the cores that act as one device.
     steps = cdiv(outer, chip.cores) * inner * steps_k if outer >= chip.cores else outer * inner * steps_k
@@ -55,23 +70,20 @@ def estimate_ms(problem: MatmulProblem, config: Config, chip: Chip, *, products:
     return 1e3 * (total + dma_s(x_bytes + y_bytes, chip))  # the first fetch has nothing to hide behind
 
 
-def vmem_lower_bound(problem: MatmulProblem, config: Config, *, products: int = 1) -> int:
+def vmem_lower_bound(problem: TiledProblem, config: Config, form: Form = MATMUL) -> int:
     """Bytes of VMEM that the blocks cannot do without; what the compiler adds comes on top.
 
     A block that changes along the grid has two buffers; one that never does may get away with one.
-
-    Args:
-        products: As in `cost`; each has a sum of its own.
     """
     block_m, block_n, block_k = _blocks(problem, config)
-    item = DTYPE_BYTES[problem.dtype]
+    item, out_item = DTYPE_BYTES[problem.dtype], DTYPE_BYTES[problem.result_dtype]
     one_m, one_n, one_k = block_m >= problem.m, block_n >= problem.n, block_k >= problem.k
     held = config.get("held_buffers", 2)
     x_buffers, y_buffers = (held, 2) if config.get("grid_order", "mn") == "mn" else (2, held)
-    x = block_m * block_k * item * (1 if one_m and one_k else x_buffers)
-    y = products * block_k * block_n * item * (1 if one_k and one_n else y_buffers)
-    out = block_m * block_n * item * (1 if one_m and one_n else 2)
-    return x + y + out + (0 if one_k else 4 * products * block_m * block_n)
+    x = form.lefts * block_m * block_k * item * (1 if one_m and one_k else x_buffers)
+    y = form.rights * block_k * block_n * item * (1 if one_k and one_n else y_buffers)
+    tiles = form.tiles * block_m * block_n * out_item * (1 if one_m and one_n else 2)
+    return x + y + tiles + (0 if one_k else 4 * form.sums * block_m * block_n)
 
 
 def clipped(size: int, block: int) -> int:
@@ -79,11 +91,11 @@ def clipped(size: int, block: int) -> int:
     return min(size, block)
 
 
-def heuristic_config(problem: MatmulProblem) -> dict[str, Any]:
+def heuristic_config(problem: TiledProblem) -> dict[str, Any]:
     """A good start on every chip: tiles that fit the smallest default VMEM limit (16 MiB)."""
-    wide = 1024 if problem.dtype == "bfloat16" else 512
+    wide = 512 if problem.dtype == "float32" else 1024
     return {
-        "block_m": largest_divisor(problem.m, sublanes(problem.dtype), wide),
+        "block_m": largest_divisor(problem.m, problem.row_tile, wide),
         "block_n": largest_divisor(problem.n, LANES, wide),
         "block_k": largest_divisor(problem.k, LANES, 512),
     }
@@ -97,7 +109,7 @@ def largest_divisor(size: int, align: int, cap: int) -> int:
     return best if 2 * best >= cap else cap
 
 
-def _blocks(problem: MatmulProblem, config: Config) -> tuple[int, int, int]:
+def _blocks(problem: TiledProblem, config: Config) -> tuple[int, int, int]:
     return tuple(
         clipped(size, config[name])
         for size, name in ((problem.m, "block_m"), (problem.n, "block_n"), (problem.k, "block_k"))
