@@ -60,10 +60,14 @@ class Problem:
         """A copy with some fields changed, read like `from_dict`."""
         return self.from_dict({**self.to_dict(), **fields})
 
-    def __str__(self) -> str:
-        """As `from_dict` reads it, without the options that are off: where nothing else is said, they are."""
+    def shown(self) -> dict[str, Any]:
+        """The fields without the options that are off: where nothing else is said, they are."""
         off = {f.name for f in dataclasses.fields(self) if f.default in OFF and getattr(self, f.name) == f.default}
-        return ",".join(f"{name}={_text(value)}" for name, value in self.to_dict().items() if name not in off)
+        return {name: value for name, value in self.to_dict().items() if name not in off}
+
+    def __str__(self) -> str:
+        """What is `shown`, as `from_dict` reads it."""
+        return ",".join(f"{name}={_text(value)}" for name, value in self.shown().items())
 
 
 def field_kinds(cls: type[Problem]) -> dict[str, tuple[type, bool]]:

@@ -20,15 +20,13 @@ def run(arguments: argparse.Namespace) -> int:
     chip = get_chip(arguments.target)
     if arguments.problem and not arguments.kernel:
         raise UsageError("--problem is one kernel's: write `autotune list KERNEL --problem …`")
-    if arguments.kernel:
-        documents = [_document(load_kernel(arguments.kernel), arguments.problem, chip, count=True)]
-    else:
-        documents = [_document(kernel, None, chip, count=False) for kernel in _all_kernels()]
+    kernels = [load_kernel(arguments.kernel)] if arguments.kernel else list(_all_kernels())
+    documents = [_document(kernel, arguments.problem, chip, count=arguments.kernel is not None) for kernel in kernels]
     if arguments.json:
         print_json(documents)
         return 0
-    for document in documents:
-        print("\n".join(_lines(document)))
+    for kernel, document in zip(kernels, documents, strict=True):
+        print("\n".join(_lines(kernel, document)))
     return 0
 
 
@@ -68,13 +66,14 @@ def _default(param: Param) -> dict[str, Any]:
     return {} if param.default is None else {"default": param.default}
 
 
-def _lines(document: dict[str, Any]) -> list[str]:
+def _lines(kernel: Kernel, document: dict[str, Any]) -> list[str]:
     lines = [f"{document['name']}: {document['summary']}", "  problems (the first is the default):"]
-    width = max(len(name) for name in document["problems"])
-    for name, fields in document["problems"].items():
-        text = ",".join(f"{field}={value}" for field, value in fields.items())
-        lines += _wrapped(f"    {name:<{width}}  ", text.lower(), breaks=",")
-    where = ",".join(f"{field}={value}" for field, value in document["space_of"]["problem"].items()).lower()
+    width = max(len(name) for name in kernel.problems)
+    for name, problem in kernel.problems.items():
+        lines += _wrapped(f"    {name:<{width}}  ", str(problem), breaks=",")
+    if options := [name for name in document["problem_fields"] if name not in kernel.parse_problem(None).shown()]:
+        lines += _wrapped("  options that are off in the default problem: ", ", ".join(options))
+    where = str(kernel.problem_type.from_dict(document["space_of"]["problem"]))
     lines += _wrapped("  parameters for ", f"{where} on {document['space_of']['target']}:", breaks=",")
     width = max(len(param["name"]) for param in document["parameters"])
     for param in document["parameters"]:

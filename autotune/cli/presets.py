@@ -75,7 +75,7 @@ def _list(found: list[tuple[Path, Preset]]) -> None:
         return
     table = render.table("kernel", "device", "problem", "time", "default/tuned", "source", left=3)
     for _, preset in found:
-        problem = ", ".join(f"{name}={value}" for name, value in preset.problem.items())
+        problem = ", ".join(f"{name}={value}" for name, value in preset.problem.items() if value is not None)
         speedup = render.times(preset.speedup("default"))
         time = render.milliseconds(preset.time_ms)
         table.add_row(preset.kernel, preset.device_kind, problem, time, speedup, preset.source)

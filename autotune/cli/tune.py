@@ -79,7 +79,7 @@ def _show(result: TuneResult) -> None:
         if outcome is not None and outcome.ok and outcome.source is not best.outcome.source:
             out.print(f"Not so {name}'s: {render.provenance(outcome.source, target)}.")
     out.print(
-        f'In training code: presets.lookup("{result.task.kernel.name}", {result.task.problem.to_dict()}, '
+        f'In training code: presets.lookup("{result.task.kernel.name}", {result.task.problem.shown()}, '
         f'device_kind="{result.task.chip.device_kind}")',
         soft_wrap=True,
     )

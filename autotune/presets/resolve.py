@@ -105,8 +105,7 @@ def tune_command(kernel: Kernel, problem: Problem, chip: Chip) -> str:
 def _notice(kernel: Kernel, problem: Problem, chip: Chip, match: Match) -> str:
     miss, command = f"{kernel.name}: no preset for {problem} on {chip.name}", tune_command(kernel, problem, chip)
     if match.how == "nearest" and match.preset is not None:
-        theirs = ",".join(f"{name}={value}" for name, value in match.preset.problem.items())
-        return f"{miss}, took the one for {theirs}; tune it: {command}"
+        return f"{miss}, took the one for {_problem_of(kernel, match.preset)}; tune it: {command}"
     if match.how == "heuristic":
         return f"{miss}, took an untuned config; tune it: {command}"
     if match.preset is not None and match.preset.versions.get("kernel") != kernel.version:
