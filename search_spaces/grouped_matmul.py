@@ -124,7 +124,7 @@ class _GroupedKernel(Kernel):
         return {"default": self.space(problem, chip).parse(small_tiles(problem))}
 
     def heuristic(self, problem: GroupedProblem, chip: Chip) -> Config:
-        return self.space(problem, chip).parse(model.heuristic_config(problem, drhs=self.drhs))
+        return self.space(problem, chip).parse(model.heuristic_config(problem, drhs=self.drhs, cores=chip.cores))
 
     def cost(self, problem: GroupedProblem) -> Cost:
         return model.cost(problem, drhs=self.drhs)
@@ -253,4 +253,4 @@ def mixed_sizes(m: int, groups: int, seed: int) -> np.ndarray:
 def _cheap(problem: GroupedProblem) -> bool:
     """Whether a CPU runs it in some seconds and little memory."""
     m, n, k = problem.m, problem.n, problem.k
-    return m * n * k <= 1 << 34 and max(m * k, problem.groups * k * n, m * n) <= 1 << 27
+    return m * n * k <= 1 << 33 and max(m * k, problem.groups * k * n, m * n) <= 1 << 27

@@ -45,8 +45,12 @@ def estimate_ms(problem: GroupedProblem, config: Config, chip: Chip, *, drhs: bo
         outer, steps, rows = tiles_n, tiles_n * visits * steps_k, width * (block_k + block_n / steps_k)
         fetches = visits * steps_k if steps_k > 1 else min(problem.groups, visits)
         matrices = tiles_n * fetches * block_k * block_n * item
-    steps = steps * cdiv(outer, chip.cores) / outer
+    share = cdiv(outer, chip.cores) / outer
+    steps *= share
     total = steps * step_s(compute, dma_s(rows + matrices / max(steps, 1), chip))
+    if config.get("transfers") != "early" and (drhs or steps_k == 1):  # a matrix comes and goes beside one visit
+        alone = max(dma_s(block_k * block_n * item, chip) - compute, 0.0)
+        total += share * outer * min(problem.groups, visits) * alone
     return 1e3 * (total + dma_s(rows + block_k * block_n * item, chip))  # the first fetch has nothing to hide behind
 
 
@@ -76,8 +80,13 @@ def blocks(problem: GroupedProblem, config: Config) -> tuple[int, int, int, int]
     return block_m, min(problem.n, config["block_n"]), min(problem.k, config["block_k"]), tile
 
 
-def heuristic_config(problem: GroupedProblem, *, drhs: bool = False) -> dict[str, Any]:
-    """A good start on every chip: blocks that fit the smallest default VMEM limit, tiles as short as most groups."""
+def heuristic_config(problem: GroupedProblem, *, drhs: bool = False, cores: int = 1) -> dict[str, Any]:
+    """A good start on every chip: blocks that fit the smallest default VMEM limit, tiles as short as most groups.
+
+    Args:
+        drhs: Whether it is for the gradient of rhs.
+        cores: Those that act as one device, and share the tiles of columns.
+    """
     m, n, k = problem.m, problem.n, problem.k
     bfloat16 = DTYPE_BYTES[problem.dtype] == 2
     block_m = largest_divisor(m, sublanes(problem.dtype), 256)
@@ -95,7 +104,9 @@ def heuristic_config(problem: GroupedProblem, *, drhs: bool = False) -> dict[str
     # The whole k first (drhs: the largest tile of a result), as long as the columns keep the MXU busy.
     tried = [config(columns, k) for columns in (4 * wide, 2 * wide, wide, wide // 2)]
     tried += [config(wide, depth) for depth in (1024, 512, 256)]
-    found = next((one for one in tried if vmem_lower_bound(problem, one, drhs=drhs) + _taken(one, drhs) <= VMEM), None)
+    tried = [one for one in tried if vmem_lower_bound(problem, one, drhs=drhs) + _taken(one, drhs) <= VMEM]
+    shared = [one for one in tried if cdiv(n, one["block_n"]) * (cdiv(k, one["block_k"]) if drhs else 1) >= cores]
+    found = next(iter(shared or tried), None)
     if found is None:
         return config(LANES, LANES)
     even = all(size % found[f"block_{field}"] == 0 for field, size in (("m", m), ("n", n), ("k", k)))
