@@ -347,7 +347,7 @@ def test_spaces_hold_baseline_and_heuristic_of_every_named_problem(name, chip):
         for config in (baseline, heuristic):
             assert space.why_invalid(config) is None
             assert kernel.estimate_ms(problem, config, chip) >= 0.99 * kernel.cost(problem).roofline_ms(chip)
-        assert kernel.estimate_ms(problem, heuristic, chip) < kernel.estimate_ms(problem, baseline, chip)
+        assert kernel.estimate_ms(problem, heuristic, chip) <= kernel.estimate_ms(problem, baseline, chip)
 
 
 @settings(max_examples=40, deadline=None)

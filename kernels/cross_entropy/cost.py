@@ -18,7 +18,7 @@ Pass = Literal["forward", "dx", "dw"]
 OPERATIONS = {"forward": 9, "dx": 12, "dw": 12}  # of the vector unit, for each logit
 VISIBLE = 0.3  # of the vector work: the rest hides behind the MXU
 SMALLEST_VMEM = 16 * MIB  # of the chips' default limits
-SPARE = 7 / 8  # of a limit: the compiler adds its own
+USABLE = 13 / 16  # of a limit: the compiler adds its own
 # Multiplications of a step's products, in one bfloat16 pass: more take the compiler minutes.
 LARGEST_PRODUCT = {"forward": 4 * 2**30, "dx": 3 * 2**30, "dw": 3 * 2**30}
 FLOAT32_WORK = 4  # as much code as that many bfloat16 products
@@ -104,7 +104,7 @@ def heuristic_config(problem: CrossEntropyProblem, which: Pass, vmem: int = SMAL
                 config = {"block_m": block_m, "block_n": block_n, "held_buffers": buffers}
                 if which == "forward":
                     config["block_k"] = problem.hidden
-                if _needs(problem, config, which) <= SPARE * vmem and products(problem, config, which) <= most:
+                if _needs(problem, config, which) <= USABLE * vmem and products(problem, config, which) <= most:
                     fitting.append(config)
     if fitting:
         moved = "block_n" if which == "dw" else "block_m"
@@ -112,7 +112,7 @@ def heuristic_config(problem: CrossEntropyProblem, which: Pass, vmem: int = SMAL
         return best if vmem == SMALLEST_VMEM else {**best, "vmem_limit_mib": vmem // MIB}
     config = {**small_config(problem, which), "held_buffers": 1}
     need = _needs(problem, config, which)
-    return config if need <= SPARE * vmem else {**config, "vmem_limit_mib": cdiv(int(need / SPARE), MIB)}
+    return config if need <= USABLE * vmem else {**config, "vmem_limit_mib": cdiv(int(need / USABLE), MIB)}
 
 
 def largest_product(problem: CrossEntropyProblem, which: Pass) -> int:
@@ -129,7 +129,9 @@ def products(problem: CrossEntropyProblem, config: Config, which: Pass) -> int:
 def _needs(problem: CrossEntropyProblem, config: Config, which: Pass) -> int:
     """Bytes of VMEM that a config takes, about: the blocks, a tile of logits and what becomes of it, the product."""
     block_m, block_n = config["block_m"], config["block_n"]
-    temporaries = 8 * block_m * block_n
+    temporaries = (8 if problem.soft_cap is None else 16) * block_m * block_n
+    if problem.tied:  # a block of w is turned on its way to the MXU
+        temporaries += DTYPE_BYTES[problem.dtype] * config.get("block_k", problem.hidden) * block_n
     if which != "forward":
         temporaries += 4 * problem.hidden * (block_n if which == "dw" else block_m)
     return vmem_lower_bound(problem, config, which) + temporaries
