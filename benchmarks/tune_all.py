@@ -3,8 +3,8 @@
     python benchmarks/tune_all.py [KERNEL …] [--targets v5e,v5p,v6e,v7x] [--problems 3] [--trials 16]
 
 Runs `python -m autotune` once for each; the presets go to ``results/presets``, the table to ``results/tuned.csv`` and
-``results/tuned.md``. What the table has already of the present version of a kernel is not run again, so the script
-can be interrupted and resumed.
+``results/tuned.md``. What the table has already of the present version of a kernel, with as many trials, is not run
+again, so the script can be interrupted and resumed.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def main(arguments: list[str]) -> int:
             kernel = get_kernel(name)
             problem = spread(list(kernel.problems), options.problems)[place]
             for target in options.targets.split(","):
-                if not done(kernel, problem, target):
+                if not done(kernel, problem, target, options.trials):
                     failed += not tune(kernel, problem, target, options.trials)
     write_document(pd.read_csv(TABLE))
     return 1 if failed else 0
@@ -51,12 +51,12 @@ def spread(names: list[str], count: int) -> list[str]:
     return [names[place * len(names) // count_there] if place < count_there else names[0] for place in range(count)]
 
 
-def done(kernel: Kernel, problem: str, target: str) -> bool:
+def done(kernel: Kernel, problem: str, target: str, trials: int) -> bool:
     if not TABLE.exists():
         return False
     table = pd.read_csv(TABLE)
     same = (table.kernel == kernel.name) & (table.problem == problem) & (table.target == target)
-    return bool((table[same].version == kernel.version).any())
+    return bool(((table.version == kernel.version) & (table.trials >= trials) & same).any())
 
 
 def tune(kernel: Kernel, problem: str, target: str, trials: int) -> bool:

@@ -25,6 +25,7 @@ class ToyProblem(Problem):
     n: int
     dtype: str = "bfloat16"
     causal: bool = False
+    cap: float | None = None
 
 
 class ToyKernel(Kernel):

@@ -181,11 +181,18 @@ def test_the_nearest_must_be_valid_for_the_problem_asked_for():
     assert KERNEL.space(ToyProblem(m=256, n=256), get_chip("v5e")).why_invalid(config) is None
 
 
-@pytest.mark.parametrize("field", [{"dtype": "float32"}, {"causal": True}])
+@pytest.mark.parametrize("field", [{"dtype": "float32"}, {"causal": True}, {"cap": 30.0}])
 def test_a_preset_of_other_words_or_flags_is_no_neighbour(field):
     keep(preset())
     with pytest.warns(presets.PresetWarning, match="untuned"):
         presets.lookup(KERNEL, {"m": 2048, "n": 2048, **field}, device_kind=V5E)
+
+
+def test_how_large_an_option_is_is_a_matter_of_degree():
+    keep(preset(problem=ToyProblem(m=2048, n=2048, cap=50.0)))
+    keep(preset(config={**CONFIG, "mode": "a"}, problem=ToyProblem(m=2048, n=2048, cap=5.0)))
+    with pytest.warns(presets.PresetWarning, match="took the one for .*cap=50"):
+        assert presets.lookup(KERNEL, {"m": 2048, "n": 2048, "cap": 30.0}, device_kind=V5E) == CONFIG
 
 
 def test_another_device_kind_is_never_borrowed_from():

@@ -79,13 +79,16 @@ def find(kernel: Kernel, problem: Problem, chip: Chip) -> Match:
 
 
 def distance(problem: Problem, other: Problem) -> float:
-    """How far apart two problems are: |log2| of their sizes' ratios, summed; infinite where a word or flag differs."""
+    """How far apart two problems are: |log2| of their numbers' ratios, summed; infinite where another field differs.
+
+    An option that one of them has and the other has not (a soft cap, a window) is no matter of degree.
+    """
     total = 0.0
     for name, (kind, _) in field_kinds(type(problem)).items():
         ours, theirs = getattr(problem, name), getattr(other, name)
         if ours == theirs:
             continue
-        if kind is not int or ours is None or theirs is None:
+        if kind not in (int, float) or not ours or not theirs or ours * theirs < 0:
             return math.inf
         total += abs(math.log2(ours / theirs))
     return total
