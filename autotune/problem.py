@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import numbers
 import types
 import typing
 from collections.abc import Mapping
@@ -13,6 +14,7 @@ from autotune.errors import UsageError, one_of
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "int8": 1, "float8_e4m3fn": 1, "float8_e5m2": 1, "int32": 4}
 LARGEST = 2**31 - 1  # of an integer field
 OFF = (None, False, "none")  # defaults of options that are off unless asked for
+_RIGHT = {bool: "true or false", int: "an integer", float: "a number", str: "a word"}
 _TRUE, _FALSE = ("true", "1", "yes"), ("false", "0", "no")
 
 
@@ -27,8 +29,10 @@ class Problem:
     dtypes: ClassVar[tuple[str, ...]] = ("bfloat16", "float32")
 
     def __post_init__(self) -> None:
-        for name, (kind, _) in field_kinds(type(self)).items():
+        for name, (kind, optional) in field_kinds(type(self)).items():
             value = getattr(self, name)
+            if not (optional and value is None) and not _is_a(value, kind):
+                raise UsageError(f"{name}={value!r}: must be {_RIGHT[kind]}")
             if kind is int and value is not None and value < 1:
                 raise UsageError(f"{name}={value}: must be a positive integer")
             if kind is int and value is not None and value > LARGEST:
@@ -101,8 +105,13 @@ def parse_value(name: str, value: Any, kind: type, optional: bool = False) -> An
             return text
     except (ValueError, OverflowError):
         pass
-    right = {bool: "true or false", int: "an integer", float: "a number", str: "a word"}[kind]
-    raise UsageError(f"{name}={text}: must be {right}")
+    raise UsageError(f"{name}={text}: must be {_RIGHT[kind]}")
+
+
+def _is_a(value: Any, kind: type) -> bool:
+    if kind in (int, float):
+        return isinstance(value, numbers.Integral if kind is int else numbers.Real) and not isinstance(value, bool)
+    return isinstance(value, kind)
 
 
 def parse_pairs(text: str, what: str) -> dict[str, str]:

@@ -116,8 +116,12 @@ class AttentionKernel(Kernel):
         *arrays, _, _ = super().make_inputs(problem, seed)
         rng, length = np.random.default_rng(seed), max(problem.q_len, problem.kv_len)
         ends = rng.integers(0, length, (problem.batch, SEQUENCES - 1))
-        ids = jnp.asarray((np.arange(length) >= ends[:, :, None]).sum(1), jnp.int32)
-        return *arrays, ids[:, length - problem.q_len :], ids[:, length - problem.kv_len :]
+        labels = rng.permuted(np.tile(np.arange(SEQUENCES), (problem.batch, 1)), axis=1)
+        ids = np.take_along_axis(labels, (np.arange(length) >= ends[:, :, None]).sum(1), axis=1)
+        of_queries = ids[:, length - problem.q_len :].copy()
+        lost = rng.integers(problem.q_len)
+        of_queries[0, lost : lost + problem.q_len // 8] = SEQUENCES  # They see no key.
+        return *arrays, *(jnp.asarray(x, jnp.int32) for x in (of_queries, ids[:, length - problem.kv_len :]))
 
     def bind(self, problem: AttentionProblem, config: Config, *, interpret: Any = False) -> Callable[..., jax.Array]:
         from kernels.attention.pallas import attention_pallas
@@ -158,10 +162,14 @@ class AttentionKernel(Kernel):
         """
         blocks = model.blocks_of(problem, config)
         block_q, block_kv = blocks.block_q, blocks.block_kv
+        most = 3
         if problem.window is not None:
+            # Wide enough for a tile without a mask, where the problem's own is; a block more, for some before it.
             step = math.lcm(block_q, block_kv)
             step = step if step <= 2 * max(block_q, block_kv) else max(block_q, block_kv)
-            problem = problem.replace({"window": (problem.window - 1) % step + 1})
+            tiles = min(blocks.block_q_compute + blocks.block_kv_compute, problem.window)
+            problem = problem.replace({"window": problem.window - (problem.window - tiles) // step * step})
+            most = 4
         group = problem.heads // problem.kv_heads
         one, two = ({"batch": 1, "kv_heads": 1, "heads": heads} for heads in (1, min(2, group)))
         kv_heads = min(2, problem.kv_heads)
@@ -176,9 +184,12 @@ class AttentionKernel(Kernel):
                 kv_len += -(-(q_len - kv_len) // step) * step
             return problem.replace({"q_len": q_len, "kv_len": kv_len, **heads})
 
-        own = (_shrunk(problem.replace(heads), block_q, block_kv, most) for most in (3, 2) for heads in (two, one))
+        fewer = range(most, 1, -1)
+        own = (_shrunk(problem.replace(heads), block_q, block_kv, count) for count in fewer for heads in (two, one))
         exact = _cheap(own)
-        three = _cheap(ragged(2, 2, heads) for heads in (several, two, one))
+        three = _cheap(
+            ragged(count - 1, count - 1, heads) for count in range(most, 2, -1) for heads in (several, two, one)
+        )
         every = _cheap(ragged(*full, several) for full in ((2, 2), (1, 1), (0, 1), (0, 0)))
         return list(dict.fromkeys([exact, every, three]))
 

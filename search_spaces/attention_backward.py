@@ -45,6 +45,8 @@ class _BackwardKernel(AttentionKernel):
         "kernels._precision",
         "kernels._compiler",
     )
+    function: ClassVar[str]  # in `kernels.attention.backward`; and what gives the same in `kernels.attention.reference`
+    same: ClassVar[str]
     of_queries: ClassVar[bool] = False  # whether it gives the gradient of q
     of_keys: ClassVar[bool] = False  # whether it gives those of k and v
 
@@ -106,6 +108,16 @@ class _BackwardKernel(AttentionKernel):
         lse = jax.jit(functools.partial(attention_lse, **problem.options))(q32, k32, *segments)
         return q, k, v, grad, lse, jnp.sum(grad.astype(jnp.float32) * out, axis=-1), *segments
 
+    def bind(self, problem: AttentionProblem, config: Config, *, interpret: Any = False) -> Callable[..., Any]:
+        from kernels.attention import backward
+
+        return functools.partial(getattr(backward, self.function), **problem.options, **config, interpret=interpret)
+
+    def reference(self, problem: AttentionProblem) -> Callable[..., Any]:
+        from kernels.attention import reference
+
+        return functools.partial(getattr(reference, self.same), **problem.options)
+
     def validation_reference(self, problem: AttentionProblem) -> Callable[..., Any]:
         return self.reference(problem)
 
@@ -124,17 +136,8 @@ class AttentionDqKernel(_BackwardKernel):
 
     name = "attention_dq"
     summary = "attention's gradient with respect to q; backward flash kernel"
+    function, same = "attention_dq_pallas", "attention_dq_reference"
     of_queries = True
-
-    def bind(self, problem: AttentionProblem, config: Config, *, interpret: Any = False) -> Callable[..., jax.Array]:
-        from kernels.attention.backward import attention_dq_pallas
-
-        return functools.partial(attention_dq_pallas, **problem.options, **config, interpret=interpret)
-
-    def reference(self, problem: AttentionProblem) -> Callable[..., jax.Array]:
-        from kernels.attention.reference import attention_dq_reference
-
-        return functools.partial(attention_dq_reference, **problem.options)
 
 
 class AttentionDkvKernel(_BackwardKernel):
@@ -142,17 +145,8 @@ class AttentionDkvKernel(_BackwardKernel):
 
     name = "attention_dkv"
     summary = "attention's gradients with respect to k and v; backward flash kernel"
+    function, same = "attention_dkv_pallas", "attention_dkv_reference"
     of_keys = True
-
-    def bind(self, problem: AttentionProblem, config: Config, *, interpret: Any = False) -> Callable[..., Any]:
-        from kernels.attention.backward import attention_dkv_pallas
-
-        return functools.partial(attention_dkv_pallas, **problem.options, **config, interpret=interpret)
-
-    def reference(self, problem: AttentionProblem) -> Callable[..., Any]:
-        from kernels.attention.reference import attention_dkv_reference
-
-        return functools.partial(attention_dkv_reference, **problem.options)
 
 
 class AttentionBwdKernel(_BackwardKernel):
@@ -160,17 +154,8 @@ class AttentionBwdKernel(_BackwardKernel):
 
     name = "attention_bwd"
     summary = "attention's gradients with respect to q, k and v at once; fused backward flash kernel"
+    function, same = "attention_bwd_pallas", "attention_bwd_reference"
     of_queries = of_keys = True
-
-    def bind(self, problem: AttentionProblem, config: Config, *, interpret: Any = False) -> Callable[..., Any]:
-        from kernels.attention.backward import attention_bwd_pallas
-
-        return functools.partial(attention_bwd_pallas, **problem.options, **config, interpret=interpret)
-
-    def reference(self, problem: AttentionProblem) -> Callable[..., Any]:
-        from kernels.attention.reference import attention_bwd_reference
-
-        return functools.partial(attention_bwd_reference, **problem.options)
 
     def heuristic(self, problem: AttentionProblem, chip: Chip) -> Config:
         """The blocks of the others, under a limit that leaves room for the sums of a whole kv head."""

@@ -148,6 +148,14 @@ def test_arguments_that_do_not_fit_are_refused():
         attention(q, k, v, causal=False, soft_cap=-1.0)
     with pytest.raises(UsageError, match="must be integers of"):
         attention(q, k, v, causal=False, segment_ids=jnp.zeros((1, 9), jnp.int32))
+    with pytest.raises(UsageError, match="must be integers of"):
+        attention(q, k, v, causal=False, segment_ids=[[0, 1]])
+    with pytest.raises(UsageError, match="soft_cap='50': must be a number"):
+        attention(q, k, v, causal=False, soft_cap="50")
+    with pytest.raises(UsageError, match=r"window=2\.5: must be an integer"):
+        attention(k, k, v, window=2.5)
+    with pytest.raises(UsageError, match="block_kv_compute=192 must divide block_kv=256"):
+        attention(k, k, v, config={"block_q": 128, "block_kv": 256, "block_kv_compute": 192}, interpret=NAN_MEMORY)
     with pytest.raises(UsageError, match="backward=both: must be split or fused"):
         attention(q, k, v, causal=False, backward="both")
 

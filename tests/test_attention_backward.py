@@ -12,13 +12,16 @@ from hypothesis import strategies as st
 
 from autotune.chips import CHIPS
 from autotune.errors import UsageError
+from autotune.kernel import get_kernel
 from autotune.validation import validate
 from kernels.attention import api, attention, attention_reference, backward, backward_tiles, tiles
 from kernels.attention import pallas as flash
+from kernels.attention.cost import fused_heuristic_config
 from kernels.attention.reference import attention_lse
 from search_spaces.attention import AttentionKernel
 from search_spaces.attention_backward import AttentionBwdKernel, AttentionDkvKernel, AttentionDqKernel
 from tests.test_attention import arrays, some_segments
+from tests.test_spaces import compile_all
 from tests.test_validation import NAN_MEMORY, REJECTED, rewrite
 
 BLOCKS = {"block_q": 128, "block_kv": 128}
@@ -68,6 +71,26 @@ def test_gradients_are_those_of_the_reference(q_len, more, group, options, packe
         assert off < (1e-5 if dtype == "float32" else 2e-2) * max(size, 1.0)  # one key alone has no gradient
 
 
+@pytest.mark.parametrize("target", ["v4", "v5e"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_the_longest_heads_whose_sums_are_said_to_fit_compile(target, dtype):
+    """Where no preset is, training code takes the heuristic: it must compile."""
+    kernel, chip = AttentionBwdKernel(), CHIPS[target]
+
+    def problem(length):
+        fields = {"batch": 1, "heads": 4, "kv_heads": 2, "q_len": length, "kv_len": length, "head_dim": 128}
+        return kernel.problem_type(**fields, dtype=dtype)
+
+    def limit(length):
+        return (fused_heuristic_config(problem(length), chip) or {}).get("vmem_limit_mib")
+
+    lengths = range(1024, 40000, 512)
+    longest = {limit(length): length for length in lengths if limit(length)}
+    configs = [(str(problem(length)), dict(kernel.heuristic(problem(length), chip))) for length in longest.values()]
+    assert configs
+    assert set(compile_all("attention_bwd", target, configs)) == {"ok"}
+
+
 def test_one_backward_kernel_where_it_fits_and_two_where_it_does_not(monkeypatch):
     ran = []
     names = ("attention_dq_pallas", "attention_dkv_pallas", "attention_bwd_pallas")
@@ -85,6 +108,10 @@ def test_one_backward_kernel_where_it_fits_and_two_where_it_does_not(monkeypatch
     assert gradient(backward="split")[0] == gradient(dq_config=BLOCKS)[0] == "attention_dq_pallas"
     monkeypatch.setattr(api, "attached_chip", lambda: CHIPS["v4"])
     assert gradient(bwd_config=BLOCKS) == ["attention_bwd_pallas"]
+    monkeypatch.setattr(api, "_fused_fits", lambda problem: False)
+    assert gradient(bwd_config=BLOCKS) == ["attention_bwd_pallas"], "a config of one's own is used"
+    monkeypatch.undo()
+    monkeypatch.setattr(api, "attached_chip", lambda: CHIPS["v4"])
     long = AttentionKernel.problem_type(batch=1, heads=8, kv_heads=8, q_len=65536, kv_len=65536, head_dim=128)
     assert [api._fused_fits(long.replace({"kv_len": n, "q_len": n})) for n in (1024, 65536)] == [True, False]
     with pytest.raises(UsageError, match=r"backward='split'"):
@@ -120,6 +147,54 @@ def test_right_kernels_pass(kernel, fields, config):
     assert verdict.ok, verdict.message
 
 
+@pytest.mark.parametrize("kernel", ["attention", "attention_dq", "attention_dkv", "attention_bwd"])
+@pytest.mark.parametrize(
+    "target", ["v5e", pytest.param("v7x", marks=pytest.mark.slow), pytest.param("v4", marks=pytest.mark.slow)]
+)
+def test_short_and_odd_lengths_compile(kernel, target):
+    """What the heuristic takes for them, and one block and one tile of all of it."""
+    found = get_kernel(kernel)
+    texts = [
+        "q_len=200,kv_len=200",
+        "q_len=200,kv_len=200,packed=true",
+        "q_len=1,kv_len=300",
+        "q_len=577,kv_len=577,window=100",
+    ]
+    if target != "v5e":
+        texts += [
+            "q_len=3,kv_len=7,packed=true",
+            "q_len=577,kv_len=600,soft_cap=5,head_dim=80,v_head_dim=72,dtype=float32",
+        ]
+    texts = [
+        f"heads=2,kv_heads=1,head_dim=128,{text}" if "head_dim" not in text else f"heads=2,kv_heads=1,{text}"
+        for text in texts
+    ]
+    problems = [found.parse_problem(text) for text in texts]
+    configs = [(text, dict(found.heuristic(one, CHIPS[target]))) for text, one in zip(texts, problems, strict=True)]
+    last = problems[3]
+    whole = {
+        "block_q": last.q_len,
+        "block_kv": last.kv_len,
+        "block_q_compute": last.q_len,
+        "block_kv_compute": last.kv_len,
+    }
+    configs.append((texts[3], dict(found.space(last, CHIPS[target]).parse(whole))))
+    assert set(compile_all(kernel, target, configs)) == {"ok"}
+
+
+@pytest.mark.parametrize("window", [129, 250, 4097])
+def test_windows_are_validated_as_wide_as_they_are(monkeypatch, window):
+    """A right kernel passes; one whose softmax is wrong does not, even if the window's rest would hide it."""
+    fields = {"window": window, "q_len": 8192, "kv_len": 8192, "heads": 1}
+    problem, config = instance(AttentionKernel(), fields, {"block_q": 128, "block_kv": 128, **TILES})
+    small = AttentionKernel().validation_problems(problem, config)
+    assert any(one.window is not None and 128 < one.window < one.kv_len - 128 for one in small)
+    verdict = validate(AttentionKernel(), problem, config)
+    assert verdict.ok, verdict.message
+    rewrite(monkeypatch, (tiles, flash), "attention_pallas", "else self.scale * LOG2E", "else 3 * self.scale * LOG2E")
+    assert validate(AttentionKernel(), problem, config).status in REJECTED
+
+
 def instance(kernel, fields, config):
     problem = kernel.problem_type(
         batch=1, heads=2, kv_heads=1, q_len=1024, kv_len=1024, head_dim=32, dtype="bfloat16"
@@ -131,7 +206,6 @@ DQ, DKV = (AttentionDqKernel(), "attention_dq_pallas"), (AttentionDkvKernel(), "
 BWD = (AttentionBwdKernel(), "attention_bwd_pallas")
 TILES = {"block_q_compute": 128, "block_kv_compute": 128}
 FULL, WINDOW, PACKED = {"causal": False}, {"window": 300}, {"packed": True}
-STARTS = "starts = (middle == 0) & (step == 0) & ((outer == 0) if with_dq else True)"
 WRONG = {
     "dq: mask one less": (DQ, "key - query <= shift", "key - query < shift", {}),
     "dq: mask one more": (DQ, "key - query <= shift", "key - query <= shift + 1", {}),
@@ -157,13 +231,13 @@ WRONG = {
     "dkv: mask one less": (DKV, "key - query <= shift", "key - query < shift", {}),
     "dkv: queries past the end": (
         DKV,
-        "if blocks.uneven_q:\n                q, grad",
-        "if False:\n                q, grad",
+        "if blocks.uneven_q:\n            q, grad",
+        "if False:\n            q, grad",
         {},
     ),
-    "dkv: rows past the end": (DKV, "queries=left - first_row if blocks.uneven_q else None", "queries=None", FULL),
+    "dkv: rows past the end": (DKV, "if query_axis == 1 and blocks.uneven_q:", "if False:", FULL),
     "dkv: first head of the group only": (DKV, "return b, h * group + g, jnp", "return b, h * group, jnp", {}),
-    "dkv: last head of the group only": (DKV, STARTS, "starts = step == 0", {}),
+    "dkv: last head of the group only": (DKV, "pl.when((head == 0) & (step == 0))", "pl.when(step == 0)", {}),
     "dkv: a needed tile skipped": (
         DKV,
         "first = lax.div(jnp.maximum(first_row, 0)",
@@ -171,9 +245,9 @@ WRONG = {
         {},
     ),
     "dkv: uneven tile skipped": (DKV, "lax.div(left + height - 1, height)", "lax.div(left, height)", FULL),
-    "dkv: first block skipped": (DKV, "idle = i < first", "idle = i <= first", {}),
+    "dkv: first block skipped": (DKV, "pl.when(i >= first_i)", "pl.when(i > first_i)", {}),
     "dkv: delta of another row": (DKV, "delta_ref[:, queries]", "jnp.roll(delta_ref[:, queries], 1)", {}),
-    "dkv: unscaled": (DKV, "(dk[:kv_len, :] * scores.scale)", "dk[:kv_len, :]", {}),
+    "dkv: unscaled": (DKV, "(dk[...] * scores.scale)", "dk[...]", {}),
     "dkv: window's edge unmasked": (
         DKV,
         "lax.div(first_row + blocks.window, height)",
@@ -183,17 +257,22 @@ WRONG = {
     "dkv: window's last tile skipped": (DKV, "blocks.window - 2 + height", "blocks.window - 2", WINDOW),
     "dkv: window's last block skipped": (DKV, "blocks.block_kv - 1 + blocks.window - 1", "blocks.block_kv - 1", WINDOW),
     "dkv: first keys' segments": (DKV, "kv_ids[0][columns, :]", "kv_ids[0][: blocks.block_kv_compute, :]", PACKED),
-    "bwd: all keys are the first block's": (BWD, "j < first, aligned(j, blocks.block_kv)", "j < first, 0", {}),
-    "bwd: last head of the group only": (BWD, STARTS, "starts = (middle == 0) & (step == 0)", {}),
-    "bwd: dq of all blocks": (BWD, "dq[...] = jnp.zeros_like(dq)", "dq[...] = jnp.where(middle > 0, dq[...], 0.0)", {}),
-    "bwd: keys past the end": (
+    "bwd: all keys are the first block's": (
         BWD,
-        "if with_dq and blocks.uneven_kv:\n                k",
-        "if False:\n                k",
+        "first_key = aligned(j, blocks.block_kv, blocks.kv_blocks)",
+        "first_key = 0",
         {},
     ),
-    "bwd: a tile past the end unmasked": (BWD, "cut = jnp.where(exists, cut, 0)", "pass", FULL),
-    "bwd: keys past the end seen": (BWD, "keys=valid if with_dq and", "keys=valid if False and", FULL),
+    "bwd: last head of the group only": (BWD, "(head == 0) & (i == 0) & (step == 0)", "(i == 0) & (step == 0)", {}),
+    "bwd: dq of all blocks": (BWD, "dq[...] = jnp.zeros_like(dq)", "dq[...] = jnp.where(i > 0, dq[...], 0.0)", {}),
+    "bwd: keys past the end": (
+        BWD,
+        "if keys and blocks.uneven_kv:\n            k",
+        "if False:\n            k",
+        {},
+    ),
+    "bwd: a tile past the end unmasked": (BWD, "<= blocks.keys_left(j), cut, 0)", "<= blocks.kv_len, cut, 0)", FULL),
+    "bwd: keys past the end seen": (BWD, "if keys and blocks.uneven_kv and not blocks.causal:", "if False:", FULL),
     "bwd: dq of the unmasked": (
         BWD,
         "weights, change = (jnp.where(mask, x, 0.0) for x in (weights, change))",

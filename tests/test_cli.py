@@ -97,7 +97,7 @@ def test_bad_usage_is_one_line_and_leaves_nothing(line, wrong, right, fake_engin
 def test_bad_usage_in_a_process_of_its_own(command):
     done = command("toy", "--problem", "heads=3")
     assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
-    assert "unknown problem field 'heads': use m, n, dtype or causal" in done.stderr
+    assert "unknown problem field 'heads': use m, n, dtype, causal or cap" in done.stderr
     assert list(command.folder.iterdir()) == []
 
 

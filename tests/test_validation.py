@@ -134,7 +134,7 @@ WRONG_ATTENTIONS = {
     "heads dealt out": ("lax.div(h, group)", "lax.rem(h, kv_heads)", {}, {}),
     "mask one less": ("key - query <= shift", "key - query < shift", {}, {}),
     "mask one more": ("key - query <= shift", "key - query <= shift + 1", {}, {}),
-    "a key past the end": ("append(key < keys)", "append(key <= keys)", FULL, {}),
+    "a key past the end": ("key < blocks.keys_left", "key <= blocks.keys_left", FULL, {}),
     "values past the end": (
         "if blocks.uneven_kv:\n                    values",
         "if False:\n                    values",
@@ -182,6 +182,8 @@ WRONG_ATTENTIONS = {
     ),
     "cap left out": ("bent = jnp.tanh(products)", "bent = products", CAP, {}),
     "cap off by 2%": ("bent * (self.soft_cap * LOG2E)", "bent * (1.02 * self.soft_cap * LOG2E)", CAP, {}),
+    "segments in order": ("segments[0] == segments[1]", "segments[0] <= segments[1]", PACKED, {}),
+    "a mean where no key is seen": ("out = jnp.where(row_max[:, :1] == MASKED, 0.0, out)", "pass", PACKED, {}),
     "segments ignored": ("if segments is not None:", "if False:", PACKED, {}),
     "first block's segments": ("(b, 0, kv_index(b, h, i, step)[2])", "(b, 0, 0)", PACKED, {}),
     "first queries' segments": ("lambda b, h, i, step: (b, 0, i))", "lambda b, h, i, step: (b, 0, 0))", PACKED, {}),
@@ -211,6 +213,7 @@ SLOW = {
     "cap off by 2%",
     "first block's segments",
     "segments ignored",
+    "segments in order",
 }
 
 

@@ -82,8 +82,8 @@ def attention(
     if backward not in (None, *BACKWARD):
         raise UsageError(f"backward={backward}: must be {one_of(BACKWARD)}, or None")
     if backward is None:
-        split = (dq_config or dkv_config) and not bwd_config
-        backward = "split" if split or not _fused_fits(problem) else "fused"
+        split = dq_config or dkv_config or not _fused_fits(problem)
+        backward = "split" if split and bwd_config is None else "fused"
     options = {**problem.options, "scale": scale}
 
     def tuned(kernel: str, function: Callable[..., Any], given: Config | None) -> Callable[..., Any]:
@@ -150,9 +150,13 @@ def _problem(q: jax.Array, k: jax.Array, v: jax.Array, **options: Any) -> Attent
 
 def _segments(q: jax.Array, k: jax.Array, ids: Any) -> tuple[jax.Array, ...]:
     """The segment ids of queries and of keys."""
-    both = tuple(ids) if isinstance(ids, tuple | list) else (ids, ids)
+    both = tuple(jnp.asarray(x) for x in (ids if isinstance(ids, tuple) else (ids, ids)))
     want = tuple((x.shape[0], x.shape[2]) for x in (q, k))
-    if tuple(x.shape for x in both) != want or any(not jnp.issubdtype(x.dtype, jnp.integer) for x in both):
+    if (
+        len(both) != 2
+        or tuple(x.shape for x in both) != want
+        or any(not jnp.issubdtype(x.dtype, jnp.integer) for x in both)
+    ):
         got = ", ".join(f"{x.dtype}{list(x.shape)}" for x in both)
         raise UsageError(
             f"segment_ids of {got}: must be integers of [batch, length], one array where queries and keys are as many, "

@@ -21,7 +21,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from kernels._compiler import compiler_params
-from kernels.attention.backward_tiles import dkv_kernel, dq_kernel
+from kernels.attention.backward_tiles import bwd_kernel, dkv_kernel, dq_kernel
 from kernels.attention.blocks import Blocks
 from kernels.attention.tiles import LANES, Scores, kv_block, q_block
 
@@ -134,7 +134,7 @@ def attention_dkv_pallas(
         return b, h * group + g, jnp.maximum(i, first)
 
     return pl.pallas_call(
-        functools.partial(dkv_kernel, blocks=blocks, scores=Scores.of(q, scale, soft_cap), with_dq=False),
+        functools.partial(dkv_kernel, blocks=blocks, scores=Scores.of(q, scale, soft_cap)),
         out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (k, v)],
         grid=(batch, kv_heads, blocks.kv_blocks, group, blocks.q_steps),
         in_specs=operands.specs(blocks, q_at, lambda b, h, j, g, step: (b, h, j)),
@@ -203,7 +203,7 @@ def attention_bwd_pallas(
         pl.BlockSpec((None, None, kv_len, dim), lambda b, h, g, i, step: (b, h, 0, 0)) for dim in (head_dim, v_dim)
     ]
     return pl.pallas_call(
-        functools.partial(dkv_kernel, blocks=blocks, scores=Scores.of(q, scale, soft_cap), with_dq=True),
+        functools.partial(bwd_kernel, blocks=blocks, scores=Scores.of(q, scale, soft_cap)),
         out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (q, k, v)],
         grid=(batch, kv_heads, group, blocks.q_blocks, blocks.kv_steps),
         in_specs=operands.specs(blocks, q_at, kv_at),
@@ -236,10 +236,11 @@ class _Operands:
     q_segments: jax.Array | None
     kv_segments: jax.Array | None
 
-    def blocks(self, causal: bool, window: int | None, block_q: int, block_kv: int, *tile: int | None) -> Blocks:
-        sides = [side or block for side, block in zip(tile, (block_q, block_kv), strict=True)]
-        packed = self.q_segments is not None
-        return Blocks(self.q.shape[2], self.k.shape[2], block_q, block_kv, *sides, causal, window, packed)
+    def blocks(self, causal: bool, window: int | None, *sizes: int | None) -> Blocks:
+        """Of the sizes block_q, block_kv, block_q_compute and block_kv_compute."""
+        config = dict(zip(("block_q", "block_kv", "block_q_compute", "block_kv_compute"), sizes, strict=True))
+        mask = {"causal": causal, "window": window, "packed": self.q_segments is not None}
+        return Blocks.of(self.q.shape[2], self.k.shape[2], config, **mask)
 
     def arrays(self) -> list[jax.Array]:
         """As the kernels take them: what a query or a key has one of lies along the lanes."""

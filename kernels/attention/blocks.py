@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Self
+
+from autotune.errors import UsageError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +33,19 @@ class Blocks:
     causal: bool
     window: int | None = None
     packed: bool = False
+
+    def __post_init__(self) -> None:
+        for block, tile in (("block_q", "block_q_compute"), ("block_kv", "block_kv_compute")):
+            whole, part = getattr(self, block), getattr(self, tile)
+            if part < 1 or whole % part:
+                raise UsageError(f"{tile}={part} must divide {block}={whole}")
+
+    @classmethod
+    def of(cls, q_len: int, kv_len: int, config: Mapping[str, Any], **mask: Any) -> Self:
+        """With the blocks of `config`, and the tiles of one that says so."""
+        block_q, block_kv = config["block_q"], config["block_kv"]
+        tile = config.get("block_q_compute") or block_q, config.get("block_kv_compute") or block_kv
+        return cls(q_len, kv_len, block_q, block_kv, *tile, **mask)
 
     @property
     def q_blocks(self) -> int:
@@ -77,6 +93,14 @@ class Blocks:
         # Key j is seen by the queries j - offset … j - offset + window - 1.
         offset = self.q_len - self.kv_len + self.window - 1
         return min(self.q_blocks, _most_blocks(self.block_kv, self.block_q, offset, self.window))
+
+    def queries_left(self, i: Any) -> Any:
+        """Queries that exist from the first one of q block `i` on."""
+        return self.q_len - i * self.block_q
+
+    def keys_left(self, j: Any) -> Any:
+        """Keys that exist from the first one of kv block `j` on."""
+        return self.kv_len - j * self.block_kv
 
     def first_key(self, i: Any) -> Any:
         """The first key that q block `i` sees; below zero it sees all up to its last one."""

@@ -26,7 +26,7 @@ EXPOSED = 0.1  # of the lesser of the two units' times in a block, not hidden be
 CHAIN_CYCLES = 530.0  # product, maximum, exponential, product: what a tile waits for, however small it is
 TILE = 512  # side of a heuristic tile
 SAMPLED = 4096  # rows of tiles that are summed one by one
-ROOM = 1.25  # VMEM that the fused backward kernel takes, at most, by what its blocks and sums take
+ROOM = 8 * MIB  # VMEM that the fused backward kernel takes beside its blocks and sums: tiles of scores, mostly
 LOOP_CYCLES = 60.0  # of a pass of the loop over tiles
 
 
@@ -61,11 +61,8 @@ def _row_bytes(problem: AttentionProblem) -> int:
 
 
 def blocks_of(problem: AttentionProblem, config: Config) -> Blocks:
-    block_q, block_kv = config["block_q"], config["block_kv"]
-    tile = config.get("block_q_compute") or block_q, config.get("block_kv_compute") or block_kv
-    return Blocks(
-        problem.q_len, problem.kv_len, block_q, block_kv, *tile, problem.causal, problem.window, problem.packed
-    )
+    mask = {"causal": problem.causal, "window": problem.window, "packed": problem.packed}
+    return Blocks.of(problem.q_len, problem.kv_len, config, **mask)
 
 
 def estimate_ms(problem: AttentionProblem, config: Config, chip: Chip) -> float:
@@ -240,7 +237,7 @@ def backward_heuristic_config(problem: AttentionProblem) -> dict[str, Any]:
 def fused_heuristic_config(problem: AttentionProblem, chip: Chip) -> dict[str, Any] | None:
     """`backward_heuristic_config` under a limit that leaves room for the sums of a whole kv head; None if none does."""
     blocks = backward_heuristic_config(problem)
-    need = ROOM * backward_vmem_lower_bound(problem, blocks, of_queries=True, of_keys=True)
+    need = ROOM + backward_vmem_lower_bound(problem, blocks, of_queries=True, of_keys=True)
     limits = [limit for limit in vmem_limits(chip) if need <= limit * MIB]
     return {**blocks, "vmem_limit_mib": limits[0]} if limits else None
 

@@ -90,8 +90,9 @@ def attention_pallas(
     """
     (batch, heads, q_len, head_dim), (kv_heads, kv_len), v_dim = q.shape, k.shape[1:3], v.shape[3]
     packed = q_segments is not None
-    tile = block_q_compute or block_q, block_kv_compute or block_kv
-    blocks = Blocks(q_len, kv_len, block_q, block_kv, *tile, causal, window, packed)
+    config = {"block_q": block_q, "block_kv": block_kv}
+    config |= {"block_q_compute": block_q_compute, "block_kv_compute": block_kv_compute}
+    blocks = Blocks.of(q_len, kv_len, config, causal=causal, window=window, packed=packed)
     group = heads // kv_heads
     # Columns of ones beside v fill its last register's lanes: the matmul then leaves the sums of the weights there.
     ones = LANES - v_dim % LANES if row_sum == "mxu" else 0
@@ -175,30 +176,21 @@ def _attention_kernel(
             to_column(q_ids, q_ids_ref)
 
     def row_tile(r, _) -> None:
-        first_row = aligned(r, blocks.block_q_compute)
+        first_row = aligned(r, blocks.block_q_compute, blocks.row_tiles)
         rows = pl.ds(first_row, blocks.block_q_compute)
 
         def update(tile, *, masked: bool) -> None:
-            first_column = aligned(tile, blocks.block_kv_compute)
+            first_column = aligned(tile, blocks.block_kv_compute, blocks.column_tiles)
             columns = pl.ds(first_column, blocks.block_kv_compute)
             tile_scores, _ = scores.of_products(dot(q_scaled[rows, :], k_ref[columns, :], (1, 1)))
             values = v_ref[columns, :]
             if masked:
-                valid = blocks.kv_len - j * blocks.block_kv - first_column
-                mask = seen(
-                    blocks,
-                    tile_scores.shape,
-                    query_axis=0,
-                    shift=blocks.shift(i, j) + first_row - first_column,
-                    # The last query sees the last key: if causal, no query sees one that does not exist.
-                    keys=valid if blocks.uneven_kv and not blocks.causal else None,
-                    segments=(across(q_ids[rows, :], tile_scores.shape[1]), kv_ids_ref[:, columns])
-                    if blocks.packed
-                    else None,
-                )
+                shape = tile_scores.shape
+                ids = (across(q_ids[rows, :], shape[1]), kv_ids_ref[:, columns]) if blocks.packed else None
+                mask = seen(blocks, (i, j, first_row, first_column), shape, query_axis=0, keys=True, segments=ids)
                 tile_scores = jnp.where(mask, tile_scores, MASKED)
                 if blocks.uneven_kv:
-                    values = existing(values, valid)
+                    values = existing(values, blocks.keys_left(j) - first_column)
             _update(rows, tile_scores, values, row_max, acc, row_sum, ones)
 
         for_each_tile(blocks, key_tiles(blocks, i, j, first_row), update, masked=blocks.masked, unroll=unroll)

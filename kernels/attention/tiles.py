@@ -7,6 +7,7 @@ they begin with is fetched while the row before is still at work.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, Self
@@ -59,12 +60,15 @@ class Scores:
 
 def dot(x: jax.Array, y: jax.Array, contracted: tuple[int, int]) -> jax.Array:
     """x and y multiplied over one dimension of each, in float32."""
+    if 1 in (x.shape[0], y.shape[0]) and x.dtype == jnp.bfloat16:  # Mosaic broadcasts no single row of 16 bits.
+        x, y = x.astype(jnp.float32), y.astype(jnp.float32)
     dimensions = (((contracted[0],), (contracted[1],)), ((), ()))
     return lax.dot_general(x, y, dimensions, precision=dot_precision(x.dtype), preferred_element_type=jnp.float32)
 
 
-def aligned(index, size: int):
-    return pl.multiple_of(index * size, size)
+def aligned(index, size: int, count: int):
+    """The start of one of `count` pieces of `size`. A size that is no multiple of a tile is that of the only piece."""
+    return 0 if count == 1 else pl.multiple_of(index * size, size)
 
 
 def existing(x: jax.Array, count) -> jax.Array:
@@ -101,7 +105,7 @@ def row_tiles(blocks: Blocks, i):
     """Row tiles of q block `i` that hold queries."""
     if not blocks.uneven_q:
         return blocks.row_tiles
-    left = blocks.q_len - i * blocks.block_q
+    left = blocks.queries_left(i)
     return jnp.minimum(blocks.row_tiles, lax.div(left + blocks.block_q_compute - 1, blocks.block_q_compute))
 
 
@@ -115,7 +119,7 @@ def key_tiles(blocks: Blocks, i, j, first_row) -> TileRange:
     first = clear = 0
     cut = end = blocks.column_tiles
     if blocks.uneven_kv:
-        valid = jnp.clip(blocks.kv_len - j * blocks.block_kv, 0, blocks.block_kv)
+        valid = jnp.clip(blocks.keys_left(j), 0, blocks.block_kv)
         cut, end = lax.div(valid, width), lax.div(valid + width - 1, width)
     if blocks.causal:
         shift = blocks.shift(i, j) + first_row
@@ -138,7 +142,7 @@ def query_tiles(blocks: Blocks, i, j, first_column) -> TileRange:
     first = clear = 0
     cut = end = blocks.row_tiles
     if blocks.uneven_q:
-        left = blocks.q_len - i * blocks.block_q
+        left = blocks.queries_left(i)
         cut, end = jnp.minimum(lax.div(left, height), cut), jnp.minimum(lax.div(left + height - 1, height), end)
     if blocks.causal:  # row r sees the columns c ≤ r + shift
         first_row = first_column - blocks.shift(i, j)
@@ -189,40 +193,38 @@ def for_each_tile(
 
 def seen(
     blocks: Blocks,
+    place: tuple[Any, Any, Any, Any],
     shape: tuple[int, int],
     *,
     query_axis: int,
-    shift,
-    queries=None,
-    keys=None,
-    segments: tuple[jax.Array, jax.Array] | None = None,
+    keys: bool,
+    segments: Any,
 ) -> jax.Array:
     """Which of a tile's scores count.
 
     Args:
+        place: Of the tile: q block and kv block, its first row and column in them.
         shape: Of the tile.
         query_axis: 0 where the queries lie down and the keys along the lanes; 1 the other way round.
-        shift: Query q of the tile sees its keys k ≤ q + shift.
-        queries: How many of them exist; None for all, or where it does not matter.
-        keys: The same of keys.
-        segments: The ids of its queries and of its keys, each broadcastable to `shape`.
+        keys: Whether it matters that some keys do not exist; that some queries do not matters with the axis of 1.
+        segments: The ids of its queries and of its keys, each broadcastable to `shape`; None where there are none.
     """
+    i, j, first_row, first_column = place
     query, key = (lax.broadcasted_iota(jnp.int32, shape, axis) for axis in (query_axis, 1 - query_axis))
     conditions = []
     if blocks.causal:
+        shift = blocks.shift(i, j) + first_row - first_column
         conditions.append(key - query <= shift)
         if blocks.window is not None:
             conditions.append(key - query > shift - blocks.window)
-    if queries is not None:
-        conditions.append(query < queries)
-    if keys is not None:
-        conditions.append(key < keys)
+    if query_axis == 1 and blocks.uneven_q:
+        conditions.append(query < blocks.queries_left(i) - first_row)
+    # The last query sees the last key: if causal, no query sees one that does not exist.
+    if keys and blocks.uneven_kv and not blocks.causal:
+        conditions.append(key < blocks.keys_left(j) - first_column)
     if segments is not None:
         conditions.append(segments[0] == segments[1])
-    every = conditions[0]
-    for condition in conditions[1:]:
-        every &= condition
-    return every
+    return functools.reduce(jnp.logical_and, conditions)
 
 
 def across(statistic: jax.Array, width: int) -> jax.Array:

@@ -9,11 +9,11 @@ import math
 import numpy as np
 
 from autotune.errors import UsageError
-from kernels.matmul.problem import MatmulProblem
+from kernels.matmul.problem import TiledProblem
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class GroupedProblem(MatmulProblem):
+class GroupedProblem(TiledProblem):
     """Rows of ``lhs[m, k]`` sorted by group (tokens by expert), and a ``[k, n]`` matrix for each group.
 
     Attributes:
