@@ -235,7 +235,7 @@ WRONG = {
         "if False:\n            q, grad",
         {},
     ),
-    "dkv: rows past the end": (DKV, "if query_axis == 1 and blocks.uneven_q:", "if False:", FULL),
+    "dkv: rows past the end": (DKV, "query < blocks.queries_left(i) - first_row", "query < blocks.q_len", FULL),
     "dkv: first head of the group only": (DKV, "return b, h * group + g, jnp", "return b, h * group, jnp", {}),
     "dkv: last head of the group only": (DKV, "pl.when((head == 0) & (step == 0))", "pl.when(step == 0)", {}),
     "dkv: a needed tile skipped": (
