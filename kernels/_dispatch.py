@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 
 from autotune.chips import CHIPS, Chip
 from autotune.outcome import Config
 from autotune.problem import Problem
+
+T = TypeVar("T")
 
 
 def choose_config(kernel: str, problem: Problem, config: Config | None, heuristic: Callable[[], Config]) -> Config:
@@ -38,3 +40,17 @@ def run(kernel: Callable[..., jax.Array], reference: Callable[..., jax.Array], i
     if interpret:
         return kernel(*args)
     return jax.lax.platform_dependent(*args, tpu=kernel, default=reference)
+
+
+def varying_alike(arrays: T) -> T:
+    """A tree of arrays, each made to vary over all axes of a `shard_map` that any of them varies over.
+
+    So a kernel's results do, and the gradient of an array that does not (a weight that all devices have) is summed.
+    """
+    every = frozenset().union(*(jax.typeof(array).manual_axis_type.varying for array in jax.tree.leaves(arrays)))
+
+    def varying(array: jax.Array) -> jax.Array:
+        missing = every - jax.typeof(array).manual_axis_type.varying
+        return jax.lax.pcast(array, tuple(missing), to="varying") if missing else array
+
+    return jax.tree.map(varying, arrays)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from autotune.errors import UsageError, one_of
 from autotune.outcome import Config
-from kernels._dispatch import attached_chip, choose_config, run
+from kernels._dispatch import attached_chip, choose_config, run, varying_alike
 from kernels.attention.backward import attention_bwd_pallas, attention_dkv_pallas, attention_dq_pallas
 from kernels.attention.cost import backward_heuristic_config, fused_heuristic_config, heuristic_config
 from kernels.attention.pallas import attention_pallas
@@ -122,7 +122,7 @@ def attention(
         return *found, *[None] * len(ids)
 
     op.defvjp(forward_and_saved, gradients)
-    return op(q, k, v, *segments)
+    return op(*varying_alike((q, k, v, *segments)))
 
 
 def _fused_fits(problem: AttentionProblem) -> bool:

@@ -20,7 +20,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from kernels._compiler import compiler_params
+from kernels._compiler import compiler_params, output_like
 from kernels.attention.backward_tiles import bwd_kernel, dkv_kernel, dq_kernel
 from kernels.attention.blocks import Blocks
 from kernels.attention.tiles import LANES, Scores, kv_block, q_block
@@ -78,7 +78,7 @@ def attention_dq_pallas(
     q_spec = pl.BlockSpec((None, None, block_q, head_dim), lambda b, h, i, step: (b, h, i, 0))
     return pl.pallas_call(
         functools.partial(dq_kernel, blocks=blocks, scores=Scores.of(q, scale, soft_cap)),
-        out_shape=jax.ShapeDtypeStruct(q.shape, q.dtype),
+        out_shape=output_like(q.shape, q.dtype, q),
         grid=(batch, heads, blocks.q_blocks, blocks.kv_steps),
         in_specs=operands.specs(blocks, lambda b, h, i, step: (b, h, i), kv_at),
         out_specs=q_spec,
@@ -135,7 +135,7 @@ def attention_dkv_pallas(
 
     return pl.pallas_call(
         functools.partial(dkv_kernel, blocks=blocks, scores=Scores.of(q, scale, soft_cap)),
-        out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (k, v)],
+        out_shape=[output_like(x.shape, x.dtype, x) for x in (k, v)],
         grid=(batch, kv_heads, blocks.kv_blocks, group, blocks.q_steps),
         in_specs=operands.specs(blocks, q_at, lambda b, h, j, g, step: (b, h, j)),
         out_specs=[
@@ -204,7 +204,7 @@ def attention_bwd_pallas(
     ]
     return pl.pallas_call(
         functools.partial(bwd_kernel, blocks=blocks, scores=Scores.of(q, scale, soft_cap)),
-        out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (q, k, v)],
+        out_shape=[output_like(x.shape, x.dtype, x) for x in (q, k, v)],
         grid=(batch, kv_heads, group, blocks.q_blocks, blocks.kv_steps),
         in_specs=operands.specs(blocks, q_at, kv_at),
         out_specs=[pl.BlockSpec((None, None, block_q, head_dim), lambda *at: (*q_at(*at), 0)), *whole],

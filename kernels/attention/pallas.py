@@ -20,7 +20,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from kernels._compiler import compiler_params
+from kernels._compiler import compiler_params, output_like
 from kernels.attention.blocks import Blocks
 from kernels.attention.tiles import (
     LANES,
@@ -120,9 +120,9 @@ def attention_pallas(
             pl.BlockSpec((None, 1, block_kv), lambda b, h, i, step: (b, 0, kv_index(b, h, i, step)[2])),
         ]
         scratch.append(pltpu.VMEM((block_q, LANES), jnp.int32))  # each row's segment, in every lane
-    out_shape, out_specs = [jax.ShapeDtypeStruct((*q.shape[:3], v_dim), q.dtype)], [q_spec(v_dim)]
+    out_shape, out_specs = [output_like((*q.shape[:3], v_dim), q.dtype, q)], [q_spec(v_dim)]
     if save_lse:  # in every lane, as a block has at least as many
-        out_shape.append(jax.ShapeDtypeStruct((*q.shape[:3], LANES), jnp.float32))
+        out_shape.append(output_like((*q.shape[:3], LANES), jnp.float32, q))
         out_specs.append(q_spec(LANES))
     out, *lse = pl.pallas_call(
         functools.partial(

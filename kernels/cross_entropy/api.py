@@ -11,7 +11,7 @@ import numpy as np
 
 from autotune.errors import UsageError, one_of
 from autotune.outcome import Config
-from kernels._dispatch import choose_config, run
+from kernels._dispatch import choose_config, run, varying_alike
 from kernels.cross_entropy.backward import cross_entropy_dw_pallas, cross_entropy_dx_pallas
 from kernels.cross_entropy.cost import heuristic_config
 from kernels.cross_entropy.pallas import cross_entropy_pallas
@@ -107,4 +107,4 @@ def cross_entropy(
 
     op.defvjp(forward, backward)
     labels = jnp.where(labels == ignore_index, IGNORED, labels).astype(jnp.int32)
-    return op(x.reshape(-1, hidden), w, labels.reshape(-1)).reshape(labels.shape)
+    return op(*varying_alike((x.reshape(-1, hidden), w, labels.reshape(-1)))).reshape(labels.shape)

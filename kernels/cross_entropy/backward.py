@@ -17,7 +17,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from kernels._compiler import compiler_params
+from kernels._compiler import compiler_params, output_like
 from kernels._precision import dot
 from kernels.cross_entropy.pallas import LANES, LOG2E, capped, dot_of_rows, product, to_column, w_block
 
@@ -78,7 +78,7 @@ def cross_entropy_dx_pallas(
     lanes = pltpu.VMEM((block_m, LANES), jnp.float32)
     return pl.pallas_call(
         kernel,
-        out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype),
+        out_shape=output_like(x.shape, x.dtype, x),
         grid=(pl.cdiv(tokens, block_m), pl.cdiv(vocab, block_n)),
         in_specs=[
             pl.BlockSpec((block_m, hidden), lambda i, j: (i, 0), pipeline_mode=_buffers(held_buffers)),
@@ -134,7 +134,7 @@ def cross_entropy_dw_pallas(
     row = pl.BlockSpec((1, block_m), lambda j, i: (0, i))
     return pl.pallas_call(
         kernel,
-        out_shape=jax.ShapeDtypeStruct(w.shape, w.dtype),
+        out_shape=output_like(w.shape, w.dtype, w),
         grid=(pl.cdiv(vocab, block_n), pl.cdiv(tokens, block_m)),
         in_specs=[
             pl.BlockSpec((block_m, hidden), lambda j, i: (i, 0)),

@@ -17,7 +17,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from kernels._compiler import compiler_params
+from kernels._compiler import compiler_params, output_like
 from kernels._precision import dot, dot_precision
 
 LANES = 128
@@ -79,7 +79,7 @@ def cross_entropy_pallas(
     lanes = pltpu.VMEM((block_m, LANES), jnp.float32)
     losses, lse = pl.pallas_call(
         kernel,
-        out_shape=[jax.ShapeDtypeStruct((1, tokens), jnp.float32)] * 2,
+        out_shape=[output_like((1, tokens), jnp.float32, x)] * 2,
         grid=(pl.cdiv(tokens, block_m), pl.cdiv(vocab, block_n), steps),
         in_specs=[
             pl.BlockSpec(

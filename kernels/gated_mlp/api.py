@@ -10,7 +10,7 @@ import jax
 
 from autotune.errors import UsageError, one_of
 from autotune.outcome import Config
-from kernels._dispatch import choose_config, run
+from kernels._dispatch import choose_config, run, varying_alike
 from kernels.gated_mlp.cost import BACKWARD, DX, FORWARD, heuristic_config
 from kernels.gated_mlp.pallas import gated_mlp_bwd_pallas, gated_mlp_dx_pallas, gated_mlp_pallas
 from kernels.gated_mlp.problem import GatedMlpDxProblem, GatedMlpProblem
@@ -91,4 +91,4 @@ def gated_mlp(
         )
 
     op.defvjp(lambda *arrays: (op(*arrays), arrays), backward)
-    return op(rows, w_gate, w_up).reshape(*x.shape[:-1], n)
+    return op(*varying_alike((rows, w_gate, w_up))).reshape(*x.shape[:-1], n)

@@ -19,7 +19,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from kernels._activations import ACTIVATIONS
-from kernels._compiler import compiler_params
+from kernels._compiler import compiler_params, output_like
 from kernels._grid import tile_specs
 from kernels._precision import dot
 
@@ -154,7 +154,7 @@ def _tiled(
     )
     return pl.pallas_call(
         kernel,
-        out_shape=[jax.ShapeDtypeStruct((m, n), dtype)] * results,
+        out_shape=[output_like((m, n), dtype, lefts[0])] * results,
         grid=(counts[grid_order[0]], counts[grid_order[1]], steps),
         in_specs=[left] * len(lefts) + [right] * len(rights) + [tile] * len(tiles),
         out_specs=[tile] * results,

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from autotune.errors import UsageError, one_of
 from autotune.outcome import Config
-from kernels._dispatch import choose_config, run
+from kernels._dispatch import choose_config, run, varying_alike
 from kernels.grouped_matmul.cost import heuristic_config
 from kernels.grouped_matmul.drhs import grouped_matmul_drhs_pallas
 from kernels.grouped_matmul.pallas import grouped_matmul_pallas
@@ -91,4 +91,4 @@ def grouped_matmul(
         return dlhs, drhs, None
 
     op.defvjp(lambda *arrays: (op(*arrays), arrays), backward)
-    return op(lhs, rhs, group_sizes)
+    return op(*varying_alike((lhs, rhs, group_sizes)))

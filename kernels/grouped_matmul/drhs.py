@@ -11,7 +11,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from autotune.errors import UsageError
-from kernels._compiler import compiler_params
+from kernels._compiler import compiler_params, output_like
 from kernels._tpu_model import sublanes
 from kernels.grouped_matmul.transfers import (
     await_buffer,
@@ -76,7 +76,7 @@ def grouped_matmul_drhs_pallas(
             scratch += buffers_of(lhs, *block)
     return pl.pallas_call(
         kernel,
-        out_shape=jax.ShapeDtypeStruct((groups, k, n), lhs.dtype),
+        out_shape=output_like((groups, k, n), lhs.dtype, lhs),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=3,
             grid=(pl.cdiv(k, block_k), pl.cdiv(n, block_n), visits.count),

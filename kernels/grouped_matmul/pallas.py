@@ -16,7 +16,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from autotune.errors import UsageError
-from kernels._compiler import compiler_params
+from kernels._compiler import compiler_params, output_like
 from kernels._tpu_model import sublanes
 from kernels.grouped_matmul.transfers import (
     await_buffer,
@@ -109,7 +109,7 @@ def grouped_matmul_pallas(
         scratch.append(pltpu.SMEM((1,), jnp.int32))
     return pl.pallas_call(
         kernel,
-        out_shape=jax.ShapeDtypeStruct((m, n), lhs.dtype),
+        out_shape=output_like((m, n), lhs.dtype, lhs),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=3,
             grid=(pl.cdiv(n, block_n), visits.count, steps),

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from autotune.errors import UsageError, one_of
 from autotune.outcome import Config
 from kernels._activations import ACTIVATIONS
-from kernels._dispatch import choose_config, run
+from kernels._dispatch import choose_config, run, varying_alike
 from kernels.matmul.cost import heuristic_config
 from kernels.matmul.pallas import matmul_pallas
 from kernels.matmul.problem import RESULTS, MatmulProblem
@@ -87,7 +87,7 @@ def matmul(
         return dx, dy, None if bias is None else grad.astype(jnp.float32).sum(0).astype(bias.dtype)
 
     op.defvjp(forward, backward)
-    result = op(rows, y, bias)
+    result = op(*varying_alike((rows, y, bias)))
     return result if transpose_lhs else result.reshape(*x.shape[:-1], result.shape[1])
 
 

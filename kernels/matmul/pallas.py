@@ -17,7 +17,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from kernels._activations import ACTIVATIONS
-from kernels._compiler import compiler_params
+from kernels._compiler import compiler_params, output_like
 from kernels._grid import tile_specs
 from kernels._precision import dot, sum_dtype
 from kernels.matmul.problem import RESULTS
@@ -82,7 +82,7 @@ def matmul_pallas(
     )
     return pl.pallas_call(
         kernel,
-        out_shape=jax.ShapeDtypeStruct((m, n), RESULTS.get(str(x.dtype), x.dtype)),
+        out_shape=output_like((m, n), RESULTS.get(str(x.dtype), x.dtype), x),
         grid=(tiles[grid_order[0]], tiles[grid_order[1]], steps),
         in_specs=in_specs,
         out_specs=spec((block_m, block_n), lambda i, j, step: (i, j)),

@@ -9,7 +9,7 @@ import jax
 
 from autotune.errors import UsageError
 from autotune.outcome import Config
-from kernels._dispatch import choose_config, run
+from kernels._dispatch import choose_config, run, varying_alike
 from kernels.norm.cost import heuristic_config
 from kernels.norm.pallas import norm_backward_pallas, norm_pallas
 from kernels.norm.problem import Kind, NormProblem
@@ -118,5 +118,5 @@ def _norm(
 
     op.defvjp(forward, backward)
     rows = [array if array is None else array.reshape(-1, d) for array in (x, residual)]
-    normed, *total = (result.reshape(x.shape) for result in op(rows[0], params, rows[1]))
+    normed, *total = (result.reshape(x.shape) for result in op(*varying_alike((rows[0], params, rows[1]))))
     return (normed, *total) if total else normed

@@ -18,7 +18,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from kernels._compiler import compiler_params
+from kernels._compiler import compiler_params, output_like
 from kernels.norm.problem import Kind
 
 SUBLANES = 8
@@ -63,7 +63,7 @@ def norm_pallas(
     return tuple(
         pl.pallas_call(
             kernel,
-            out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype)] * len(arrays),
+            out_shape=[output_like(x.shape, x.dtype, x)] * len(arrays),
             grid=(pl.cdiv(rows, block_rows),),
             in_specs=[block] * len(arrays) + [pl.BlockSpec((1, d), lambda i: (0, 0))] * len(params),
             out_specs=[block] * len(arrays),
@@ -115,14 +115,14 @@ def norm_backward_pallas(
     steps = pl.cdiv(blocks, parts)
     # The last part may have steps left over: they stay where it was, and compute nothing.
     block = pl.BlockSpec((block_rows, d), lambda part, step: (jnp.minimum(part * steps + step, blocks - 1), 0))
-    sums = [jax.ShapeDtypeStruct((parts, 1, d), p.dtype if parts == 1 else jnp.float32) for p in params]
+    sums = [output_like((parts, 1, d), p.dtype if parts == 1 else jnp.float32, x) for p in params]
     kernel = functools.partial(
         _backward_kernel, kind=kind, eps=eps, grads=len(grads), rows=rows, even=rows == parts * steps * block_rows,
         tile_rows=block_rows_compute, unroll=unroll,
     )  # fmt: skip
     dx, *partial = pl.pallas_call(
         kernel,
-        out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype), *sums],
+        out_shape=[output_like(x.shape, x.dtype, x), *sums],
         grid=(parts, steps),
         in_specs=[block] * (1 + len(grads)) + [pl.BlockSpec((1, d), lambda part, step: (0, 0))],
         out_specs=[block] + [pl.BlockSpec((None, 1, d), lambda part, step: (part, 0, 0))] * len(params),
