@@ -21,15 +21,16 @@ from kernels.norm import layernorm, rmsnorm
 def normal(*shape):
     return jax.random.normal(jax.random.key(len(shape)), shape)
 
-ROWS, HEADS, ALL = P("x"), P(None, "x"), P()
+ROWS, HEADS, COLUMNS, ALL = P("x"), P(None, "x"), P(None, None, "x"), P()
+x, w, bias = normal(256, 128), normal(128, 256), normal(256)
 labels, sizes = jnp.arange(256) % 300, jnp.array([100, 0, 156], jnp.int32)
 CASES = {  # function, arrays, how each lies over the devices, how many are differentiated, how the result lies
     "attention": (attention, [normal(1, 4, 128, 64), normal(1, 2, 128, 64), normal(1, 2, 128, 64)], [HEADS] * 3, HEADS),
     "cross_entropy": (cross_entropy, [normal(256, 128), normal(128, 300), labels], [ROWS, ALL, ROWS], ROWS),
-    "gated_mlp": (gated_mlp, [normal(256, 128), normal(128, 256), normal(128, 256)], [ROWS, ALL, ALL], ROWS),
-    "grouped_matmul": (grouped_matmul, [normal(256, 128), normal(3, 128, 256), sizes], [ALL, P(None, None, "x"), ALL], HEADS),
-    "matmul": (matmul, [normal(256, 128), normal(128, 256)], [ROWS, ALL], ROWS),
-    "matmul_bias": (lambda x, y, b: matmul(x, y, bias=b), [normal(256, 128), normal(128, 256), normal(256)], [ROWS, ALL, ALL], ROWS),
+    "gated_mlp": (gated_mlp, [x, w, w + 1], [ROWS, ALL, ALL], ROWS),
+    "grouped_matmul": (grouped_matmul, [x, normal(3, 128, 256), sizes], [ALL, COLUMNS, ALL], HEADS),
+    "matmul": (matmul, [x, w], [ROWS, ALL], ROWS),
+    "matmul_bias": (lambda x, y, b: matmul(x, y, bias=b), [x, w, bias], [ROWS, ALL, ALL], ROWS),
     "rmsnorm": (rmsnorm, [normal(256, 128), normal(128)], [ROWS, ALL], ROWS),
     "layernorm": (layernorm, [normal(256, 128), normal(128), normal(128)], [ROWS, ALL, ALL], ROWS),
 }
