@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from autotune import presets, versions
 from autotune.engines._base import Engine, Task
-from autotune.errors import UsageError
+from autotune.errors import AutotuneError, UsageError
 from autotune.files import check_writable
 from autotune.outcome import Config, Outcome, Status
 from autotune.presets import Preset
@@ -191,7 +191,7 @@ def tune(task: Task, engine: Engine, settings: SearchSettings, observer: Observe
     started = time.monotonic()
     presets.read(preset_file(task, settings.results))  # Better now than after the search.
     baselines = task.kernel.baselines(task.problem, task.chip)
-    search = Search(engine, baselines, settings)
+    search = Search(engine, baselines, settings, start=_in_use(task))
     study = search.study
     reference: Future[Outcome] | None = None
 
@@ -228,6 +228,17 @@ def tune(task: Task, engine: Engine, settings: SearchSettings, observer: Observe
         messages=reasons(records),
     )
     return result if best is None else _keep(result, settings.results)
+
+
+def _in_use(task: Task) -> Config | None:
+    """What training code runs this problem with today: the preset of it, or of one near, or the kernel's heuristic.
+
+    To begin with it makes the search find no less, and renews a preset of an older kernel in a few trials.
+    """
+    try:
+        return presets.find(task.kernel, task.problem, task.chip).config
+    except AutotuneError:  # Nothing usable: a space without a heuristic, presets that cannot be read.
+        return None
 
 
 def _settle_reference(

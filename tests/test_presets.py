@@ -334,3 +334,17 @@ def test_a_validated_preset_is_looked_up_before_one_that_is_not(tmp_path, monkey
     mine.write_text(json.dumps([preset(0.1, validation=None, config={**CONFIG, "mode": "a"}).to_dict()]))
     monkeypatch.setenv("AUTOTUNE_PRESETS", str(tmp_path / "mine"))
     assert presets.lookup(KERNEL, {"m": 2048, "n": 2048}, device_kind=V5E)["mode"] == "b"
+
+
+def test_tuning_begins_with_what_training_code_runs_today(tmp_path):
+    """A preset of an older kernel is renewed in a few trials, whatever the ranking thinks of it."""
+    worst = {"block_m": 2048, "block_n": 128, "mode": "c"}
+    keep(preset(config=worst, versions={"kernel": "older"}))
+    with FakeEngine() as engine:
+        tune(engine.task, engine, SearchSettings(trials=2, results=tmp_path))
+        assert [dict(config) for config in engine.evaluated][1] == worst
+    outside = {**worst, "block_m": 2049}  # Not among the candidates: it would make another study of it.
+    keep(preset(0.1, config=outside))
+    with FakeEngine() as engine:
+        tune(engine.task, engine, SearchSettings(trials=2, results=tmp_path / "other"))
+        assert outside not in [dict(config) for config in engine.evaluated]

@@ -44,6 +44,10 @@ class Encoding:
             for name, values in self.values.items()
         }
 
+    def holds(self, config: Config) -> bool:
+        """Whether the config has its place here: all its values are candidates."""
+        return all(config[name] in places for name, places in self._places.items())
+
     def places(self, config: Config) -> list[int]:
         """The config as one index per parameter."""
         return [self._places[name][config[name]] for name in self.values]

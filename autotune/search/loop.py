@@ -84,19 +84,29 @@ class Search:
         engine: Evaluates the configs of its task.
         baselines: Named configs to start with.
         settings: How much, and where it is kept.
+        start: A config known to be good, to begin with after the baselines.
 
     Raises:
         UsageError: The space is empty, or the study was made for something else.
         ResultsError: The storage cannot be read.
     """
 
-    def __init__(self, engine: Engine, baselines: Mapping[str, Config], settings: SearchSettings) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        baselines: Mapping[str, Config],
+        settings: SearchSettings,
+        *,
+        start: Config | None = None,
+    ) -> None:
         task = engine.task
         self._engine = engine
         self._settings = settings
         self._space = task.kernel.space(task.problem, task.chip)
         self._baselines = list(baselines.values())
         self._encoding = Encoding(self._space, self._baselines)
+        # What is no candidate would make another study of it.
+        self._first = [*self._baselines, *([start] if start is not None and self._encoding.holds(start) else [])]
         self.study = TuningStudy(
             identity(task, engine.name, settings.seed, self._encoding),
             self._encoding,
@@ -138,7 +148,7 @@ class Search:
         deadline = started + self._settings.budget_s if self._settings.budget_s else None
         self.study.recover(self._engine.timeout_s)
         if self.study.done < self._settings.trials:
-            for config in self._baselines:
+            for config in self._first:
                 self.study.enqueue(config)
         try:
             while True:
