@@ -48,7 +48,7 @@ class _NormKernel(Kernel):
             Param("block_rows", blocks, "rows fetched per grid step"),
             Param("block_rows_compute", spread(tiles, MANY_TILES), "rows per tile", align),
             Param("unroll", (1, 2, 4), "tiles per pass of the loop over a block's tiles", 1),
-            *([Param("parts", self._parts(chip), "parts of the rows with sums of their own", 1)] * self.backward),
+            self._parts(chip) if self.backward else self._write_pieces(chip),
             vmem_param(chip),
         ]
         constraints = [
@@ -73,7 +73,7 @@ class _NormKernel(Kernel):
                     or config["unroll"] * config["block_rows_compute"] == align
                 ),
             ),
-            *self._part_constraints(problem),
+            *(self._part_constraints(problem) if self.backward else self._piece_constraints(problem, chip)),
             vmem_limit_constraint(chip),
             Constraint(
                 "the blocks alone need more VMEM than vmem_limit_mib: take smaller blocks or a higher limit",
@@ -84,12 +84,31 @@ class _NormKernel(Kernel):
         ]
         return Space(params, constraints)
 
-    def _parts(self, chip: Chip) -> tuple[int, ...]:
-        return tuple(sorted({1, chip.cores}))
+    def _parts(self, chip: Chip) -> Param:
+        return Param("parts", tuple(sorted({1, chip.cores})), "parts of the rows with sums of their own", 1)
+
+    def _write_pieces(self, chip: Chip) -> Param:
+        return Param("write_pieces", (1, 2) if chip.cores == 1 else (1,), "transfers that write a block of results", 1)
+
+    def _piece_constraints(self, problem: NormProblem, chip: Chip) -> list[Constraint]:
+        align = sublanes(problem.dtype)
+        return [
+            Constraint("write_pieces must be between 1 and 8", lambda config: 1 <= config["write_pieces"] <= 8),
+            Constraint(
+                f"write_pieces over 1 need a chip with one core ({chip.name} has {chip.cores}), a block_rows that "
+                f"divides rows={problem.rows}, and pieces of a multiple of {align} rows",
+                lambda config: (
+                    config["write_pieces"] == 1
+                    or (
+                        chip.cores == 1
+                        and problem.rows % config["block_rows"] == 0
+                        and config["block_rows"] % (config["write_pieces"] * align) == 0
+                    )
+                ),
+            ),
+        ]
 
     def _part_constraints(self, problem: NormProblem) -> list[Constraint]:
-        if not self.backward:
-            return []
         return [
             Constraint(
                 "parts must be between 1 and the number of blocks",
@@ -141,11 +160,15 @@ class _NormKernel(Kernel):
         return model.estimate_ms(problem, config, chip, self.kind, self.backward)
 
     def validation_problems(self, problem: NormProblem, config: Config) -> list[NormProblem]:
-        """The problem's own path over a few blocks, dealt out to the parts as evenly; three blocks, the last uneven."""
+        """The problem's own path over a few blocks, dealt out to the parts as evenly; three blocks, the last uneven.
+
+        Writes in pieces want even blocks: three of them and five.
+        """
         block, tile, parts = config["block_rows"], config["block_rows_compute"], config.get("parts", 1)
         most = 2 * parts if cdiv(problem.rows, block) % parts == 0 and parts > 1 else 3
         edge = tile + uneven(tile) if 2 * tile <= block else uneven(block)
-        rows = [few_blocks(problem.rows, block, most), 2 * block + edge]
+        other = 2 * block + edge if config.get("write_pieces", 1) == 1 else 5 * block
+        rows = [few_blocks(problem.rows, block, most), other]
         return [problem.replace({"rows": count}) for count in dict.fromkeys(rows)]
 
     def make_inputs(self, problem: NormProblem, seed: int) -> tuple[jax.Array, ...]:

@@ -129,7 +129,7 @@ def test_shapes_that_do_not_fit_are_refused(x, weight, residual, says):
 
 # What is done to the kernels' text, then the kernel, and changes to its problem and config.
 SMALL, TILES = {"rows": 400, "d": 40, "dtype": "float32"}, {"block_rows": 16, "block_rows_compute": 8}
-RESIDUAL, PARTS = {"residual": True}, {"parts": 2}
+RESIDUAL, PARTS, PIECES = {"residual": True}, {"parts": 2}, {"write_pieces": 2}
 ALL = "_each(inputs[0].shape[0] // tile_rows, unroll, tile)"
 LEFT, SUM = "row < left - number * tile_rows", "ref[...] += jnp.sum("
 MEAN, EVEN = "x -= jnp.mean(x, axis=1, keepdims=True)", "even=rows == parts * steps * block_rows"
@@ -157,10 +157,19 @@ WRONG = {
     "sums of the last tile": (SUM, SUM.replace("+=", "="), "rmsnorm_bwd", {}, {}),
     "a block counted twice": (EVEN, "even=rows % block_rows == 0", "rmsnorm_bwd", {"rows": 48}, PARTS),
     "one part's sums": ("jnp.sum(each, axis=(0, 1))", "each[0, 0]", "rmsnorm_bwd", {}, PARTS),
+    "buffers not waited for": ("pl.when(step >= 2)", "pl.when(step < 0)", "rmsnorm", {}, PIECES),
+    "last but one write not awaited": ("pl.when(step >= 1)", "pl.when(step < 0)", "rmsnorm", {}, PIECES),
+    "last write not awaited": ("            _await(write(step))\n", "", "rmsnorm", {}, PIECES),
+    "first piece twice": ("buffer.at[slot, pl.ds(piece * rows", "buffer.at[slot, pl.ds(0", "rmsnorm", {}, PIECES),
+    "normed rows for the sum": ("zip(outputs, buffers,", "zip(outputs, [buffers[0]] * 2,", "rmsnorm", RESIDUAL, PIECES),
     "dbias for dweight": ("(grad * normed, grad)", "(grad, grad * normed)", "layernorm_bwd", {}, {}),
 }  # fmt: skip
 # Of a kind with others: left to the slow run.
 SLOW = {
+    "buffers not waited for",
+    "last but one write not awaited",
+    "first piece twice",
+    "normed rows for the sum",
     "mean of the gradient kept",
     "mask one less",
     "edge's tile skipped",
@@ -203,6 +212,8 @@ def instance(kernel, problem, config):
     [
         pytest.param("rmsnorm", RESIDUAL, {"unroll": 2}, marks=pytest.mark.slow),
         pytest.param("rmsnorm", {"dtype": "bfloat16"}, {"block_rows_compute": 16}, marks=pytest.mark.slow),
+        ("rmsnorm", RESIDUAL, PIECES),
+        pytest.param("layernorm", {}, {"block_rows": 80, **PIECES}, marks=pytest.mark.slow),
         pytest.param("rmsnorm_bwd", {"rows": 401, **RESIDUAL}, {}, marks=pytest.mark.slow),
         pytest.param("rmsnorm_bwd", {"rows": 48}, PARTS, marks=pytest.mark.slow),
         pytest.param("layernorm", RESIDUAL, {"unroll": 2}, marks=pytest.mark.slow),

@@ -56,6 +56,7 @@ def estimate_ms(problem: NormProblem, config: Config, chip: Chip, kind: Kind, ba
     cycles = groups * (width(problem) // LANES * per_register + ROW_CYCLES)
     cycles += block / (tile * unroll) * CHAIN_CYCLES
     dma = dma_s(moved(problem, backward) * min(block, problem.rows) * problem.d * DTYPE_BYTES[problem.dtype], chip)
+    dma *= 0.9 if config.get("write_pieces", 1) > 1 else 1.0  # on v5e; to the others it makes no difference
 
     blocks = cdiv(problem.rows, block)
     parts = min(config["parts"], blocks) if backward else min(chip.cores, blocks)

@@ -34,6 +34,7 @@ def norm_pallas(
     block_rows: int,
     block_rows_compute: int,
     unroll: int = 1,
+    write_pieces: int = 1,
     vmem_limit_mib: int | None = None,
     interpret: Any = False,
 ) -> tuple[jax.Array, ...]:
@@ -48,6 +49,9 @@ def norm_pallas(
         block_rows: Rows fetched per grid step: a multiple of 8 (float32) or 16 (bfloat16).
         block_rows_compute: Rows per tile, a multiple of the same that divides block_rows.
         unroll: Tiles in one pass of the loop over a block's tiles.
+        write_pieces: Transfers that take a block of results to HBM. With 1 they are the pipeline's; more are the
+            kernel's own (on v5e a single write cannot use the whole bandwidth), for a chip with one core and rows
+            that are a multiple of the block.
         vmem_limit_mib: VMEM the compiler may use for the kernel, MiB; None is its default.
         interpret: Passed to `pallas_call`.
 
@@ -57,17 +61,25 @@ def norm_pallas(
     rows, d = x.shape
     arrays = [x] if residual is None else [x, residual]
     block = pl.BlockSpec((block_rows, d), lambda i: (i, 0))
+    out_spec, scratch, order = block, [], "parallel"
+    if write_pieces > 1:  # A step waits for what another one started: one core takes them in order.
+        out_spec, order = pl.BlockSpec(memory_space=pl.ANY), "arbitrary"
+        scratch = [pltpu.VMEM((2, block_rows, d), x.dtype)] * len(arrays) + [pltpu.SemaphoreType.DMA((2,))] * len(
+            arrays
+        )
     kernel = functools.partial(
-        _forward_kernel, kind=kind, eps=eps, arrays=len(arrays), tile_rows=block_rows_compute, unroll=unroll
-    )
+        _forward_kernel, kind=kind, eps=eps, counts=(len(arrays), len(params)), tile_rows=block_rows_compute,
+        unroll=unroll, write_pieces=write_pieces,
+    )  # fmt: skip
     return tuple(
         pl.pallas_call(
             kernel,
             out_shape=[output_like(x.shape, x.dtype, x)] * len(arrays),
             grid=(pl.cdiv(rows, block_rows),),
             in_specs=[block] * len(arrays) + [pl.BlockSpec((1, d), lambda i: (0, 0))] * len(params),
-            out_specs=[block] * len(arrays),
-            compiler_params=compiler_params("parallel", vmem_limit_mib=vmem_limit_mib),
+            out_specs=[out_spec] * len(arrays),
+            scratch_shapes=scratch,
+            compiler_params=compiler_params(order, vmem_limit_mib=vmem_limit_mib),
             interpret=interpret,
             name=kind,
         )(*arrays, *(param.reshape(1, d) for param in params))
@@ -135,15 +147,26 @@ def norm_backward_pallas(
     return dx, *(total.astype(param.dtype) for total, param in zip(totals, params, strict=True))
 
 
-def _forward_kernel(*refs, kind: Kind, eps: float, arrays: int, tile_rows: int, unroll: int) -> None:
+def _forward_kernel(
+    *refs, kind: Kind, eps: float, counts: tuple[int, int], tile_rows: int, unroll: int, write_pieces: int
+) -> None:
     """One grid step: a block's rows, tile by tile. Rows past the end are computed as well, and go nowhere.
 
     Args:
-        refs: x and the residual, the parameters, the normed rows and the sums.
-        arrays: 2 with a residual, else 1.
+        refs: x and the residual, the parameters, the normed rows and the sums; with more than one piece the latter
+            two are in HBM, and two buffers and semaphores for each follow.
+        counts: Of x and the residual, and of the parameters.
         tile_rows: Rows of a tile.
     """
-    inputs, (weight_ref, *bias_ref), outputs = refs[:arrays], refs[arrays:-arrays], refs[-arrays:]
+    arrays, params = counts
+    inputs, (weight_ref, *bias_ref), refs = refs[:arrays], refs[arrays : arrays + params], refs[arrays + params :]
+    outputs, buffers, semaphores = refs[:arrays], refs[arrays : 2 * arrays], refs[2 * arrays :]
+    write = None
+    if write_pieces > 1:
+        write = functools.partial(_in_pieces, outputs, buffers, semaphores, write_pieces)
+        step, steps = pl.program_id(0), pl.num_programs(0)
+        outputs = [buffer.at[lax.rem(step, 2)] for buffer in buffers]
+        pl.when(step >= 2)(lambda: _await(write(step - 2)))
 
     def tile(number) -> None:
         at = _tile(number, tile_rows)
@@ -155,6 +178,34 @@ def _forward_kernel(*refs, kind: Kind, eps: float, arrays: int, tile_rows: int, 
             ref[at] = value.astype(ref.dtype)
 
     _each(inputs[0].shape[0] // tile_rows, unroll, tile)
+    if write is not None:
+        for copy in write(step):
+            copy.start()
+
+        @pl.when(step == steps - 1)
+        def _():
+            pl.when(step >= 1)(lambda: _await(write(step - 1)))
+            _await(write(step))
+
+
+def _await(copies: list[Any]) -> None:
+    for copy in copies:
+        copy.wait()
+
+
+def _in_pieces(outputs, buffers, semaphores, pieces: int, step) -> list[Any]:
+    """The transfers of a step's blocks from the buffers of their turn."""
+    slot, block_rows = lax.rem(step, 2), buffers[0].shape[1]
+    rows = block_rows // pieces
+    return [
+        pltpu.make_async_copy(
+            buffer.at[slot, pl.ds(piece * rows, rows)],
+            out.at[pl.ds(pl.multiple_of(step * block_rows + piece * rows, rows), rows)],
+            semaphore.at[slot],
+        )
+        for out, buffer, semaphore in zip(outputs, buffers, semaphores, strict=True)
+        for piece in range(pieces)
+    ]
 
 
 def _backward_kernel(
