@@ -92,7 +92,10 @@ def results(lhs, rhs, sizes, grad, **options) -> list[jax.Array]:
 def test_results_and_gradients_of_any_sizes_are_right_with_nan_memory(sizes, rest, n, k, block, transpose_rhs, dtype):
     m = max(sum(sizes) + rest, 1)
     arrays = operands(sizes, m, n, k, dtype, transpose_rhs)
-    configs = {name: {**TILES, **block} for name in CONFIGS}
+    config = {**TILES, **block}
+    if min(m, config["block_m"]) % config.get("block_m_compute", 1):
+        config["block_m_compute"] = None
+    configs = dict.fromkeys(CONFIGS, config)
     got = results(*arrays, transpose_rhs=transpose_rhs, **configs, interpret=NAN_MEMORY)
     for array, want in zip(got, plain(*arrays, transpose_rhs), strict=True):
         assert array.dtype == dtype
@@ -164,6 +167,31 @@ def test_a_jitted_step_for_a_tpu_has_all_three_kernels_and_no_transposed_copy():
 
 
 @pytest.mark.parametrize(
+    "options", [{}, {**dict.fromkeys(CONFIGS, TILES), "interpret": NAN_MEMORY}], ids=["xla", "own"]
+)
+@pytest.mark.parametrize(
+    "axes", [(0, None, None), *(pytest.param(axes, marks=pytest.mark.slow) for axes in ((None, 0, 0), (0, 0, 0)))]
+)
+def test_vmap_over_any_argument(axes, options):
+    """Some of the arrays batched; each element's result and gradients are as by itself."""
+    lhs, rhs, sizes, grad = operands([3, 0, 5], 10, 6, 7)
+    arrays = [(lhs, -lhs), (rhs, 2 * rhs), (sizes, sizes[::-1])]
+    batched = [jnp.stack(both) if axis == 0 else both[0] for both, axis in zip(arrays, axes, strict=True)]
+
+    @jax.jit
+    @functools.partial(jax.vmap, in_axes=axes)
+    def run(lhs, rhs, sizes):
+        out, gradients = jax.vjp(lambda lhs, rhs: grouped_matmul(lhs, rhs, sizes, **options), lhs, rhs)
+        return out, *gradients(grad)
+
+    got = run(*batched)
+    for number in range(2):
+        one = [both[number if axis == 0 else 0] for both, axis in zip(arrays, axes, strict=True)]
+        for array, want in zip(got, plain(*one, grad), strict=True):
+            assert_close(array[number], want)
+
+
+@pytest.mark.parametrize(
     ("lhs", "rhs", "sizes", "transpose_rhs"),
     [
         ((4, 5), (2, 6, 7), (2,), False),
@@ -186,9 +214,35 @@ def test_dtypes_and_options_that_do_not_fit_are_refused():
     with pytest.raises(UsageError, match="must be int32"):
         grouped_matmul(lhs, rhs, sizes.astype(jnp.float32))
     with pytest.raises(UsageError, match="must be whole blocks"):
-        grouped_matmul(lhs, rhs, sizes, config={**EARLY, "block_m": 3}, interpret=NAN_MEMORY)
+        grouped_matmul(jnp.ones((12, 5)), rhs, sizes, config={**EARLY, "block_m": 8}, interpret=NAN_MEMORY)
     with pytest.raises(UsageError, match=r"skew=-1.0: must be between 0 and 10"):
         PRODUCT.parse_problem("skew=-1")
+
+
+@pytest.mark.parametrize(
+    ("m", "dtype", "config", "says"),
+    [
+        (
+            100,
+            "float32",
+            {"block_m": 128, "block_m_compute": 32},
+            "block_m_compute=32 with block_m=100: must be the",
+        ),
+        (256, "float32", {"block_m": 128, "block_m_compute": 48}, "or a multiple of 8 that divides it"),
+        (256, "bfloat16", {"block_m": 128, "block_m_compute": 8}, "or a multiple of 16 that divides it"),
+        (256, "float32", {"block_m": 128, "block_m_compute": -8}, "block_m_compute=-8 with block_m=128"),
+        (96, "float32", {"block_m": 12, "transfers": "early"}, "block_m=12: must be a positive multiple of 8, or the"),
+        (96, "bfloat16", {"block_m": 24}, "block_m=24: must be a positive multiple of 16, or the whole m=96"),
+        (96, "float32", {"block_m": 0}, "block_m=0: must be a positive multiple of 8"),
+    ],
+)
+def test_tiles_that_start_where_no_slice_may_are_refused(m, dtype, config, says):
+    """A TPU would compute other rows without a word."""
+    lhs, rhs, sizes, grad = operands([3, 5], m, 128, 128, dtype)
+    for kernel, arrays in ((PRODUCT, (lhs, rhs, sizes)), (DRHS, (lhs, grad, sizes))):
+        problem = kernel.parse_problem(f"m={m},n=128,k=128,groups=2,dtype={dtype}")
+        with pytest.raises(UsageError, match=says):
+            kernel.bind(problem, {**TILES, **config})(*arrays)
 
 
 # Validation.
@@ -406,6 +460,8 @@ def test_the_compiler_takes_what_it_should(name):
     configs = [(text, kernel.heuristic(kernel.parse_problem(text), chip)) for text in texts]
     if kernel is PRODUCT:
         configs.append((f"{texts[0]},transpose_rhs=true", configs[0][1]))
+        for text in ("m=300,n=1,k=129,groups=2,transpose_rhs=true", "m=96,n=1,k=7,groups=2,transpose_rhs=true"):
+            configs.append((text, kernel.heuristic(kernel.parse_problem(text), chip)))
     problem = kernel.parse_problem("m=4096,n=512,k=512,groups=5")
     space = kernel.space(problem, chip)
     config = space.parse({"block_m": 1024, "block_n": 512, "block_k": 512})

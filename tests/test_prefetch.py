@@ -149,11 +149,21 @@ def test_xla_s_tables_of_a_ragged_dot():
     lines = [f"  %p.{number} = {text} parameter({number})" for number, text in enumerate(types)]
     names = ", ".join(f"%p.{number}" for number in range(7))
     lines.append(f'  %ragged-dot-none = f32[64,8]{{1,0}} custom-call({names}), custom_call_target="tpu_custom_call"')
-    sizes = np.array([9, 0, 40, 3], np.int32)
-    known = known_operands("\n".join(lines), [PallasCall((((4,), "int32"),), {0: sizes})])["ragged-dot-none"]
-    assert [known.arrays[number] for number in range(5)] == [
-        (6,), (0, 9, 9, 49, 52), (0, 2, 2, 2, 2, 3, 0), (0, 0, 1, 2, 3, 3, 0), (6,)
-    ]  # fmt: skip
+
+    def known(*calls):
+        steered = [PallasCall((((4,), "int32"),), {} if sizes is None else {0: np.int32(sizes)}) for sizes in calls]
+        return known_operands("\n".join(lines), steered)
+
+    right = [(6,), (0, 9, 9, 49, 52), (0, 2, 2, 2, 2, 3, 0), (0, 0, 1, 2, 3, 3, 0), (6,)]
+    for calls in ([9, 0, 40, 3],), ([9, 0, 40, 3], [9, 0, 40, 3]):
+        operands = known(*calls)["ragged-dot-none"]
+        assert [operands.arrays[number] for number in range(5)] == right
+    # More rows than there are.
+    operands = known([9, 0, 40, 30])["ragged-dot-none"]
+    assert operands.arrays[1] == (0, 9, 9, 49, 64)
+    # Which of several ragged dots it is cannot be known.
+    for calls in ([9, 0, 40, 3], [9, 0, 40, 4]), ([9, 0, 40, 3], None), (None,):
+        assert "ragged-dot-none" not in (found := known(*calls)) or not found["ragged-dot-none"].arrays
 
 
 def test_a_grid_that_is_a_value():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -32,6 +33,7 @@ def grouped_matmul(
     """``out[i] = lhs[i] @ rhs[group of i]`` by the tuned kernel on a TPU, by XLA's ragged dot elsewhere.
 
     Differentiable: both gradients are tuned kernels', too. That of lhs is the same kernel with rhs the other way round.
+    Under `jax.vmap` it runs once for each of the batch.
 
     Args:
         lhs: ``[m, k]``, bfloat16 or float32: first the rows of group 0, then those of group 1 and so on.
@@ -65,12 +67,16 @@ def grouped_matmul(
     (m, k), n = lhs.shape, rhs.shape[1 if transpose_rhs else 2]
     sizes = {"m": m, "n": n, "k": k, "groups": rhs.shape[0], "dtype": str(lhs.dtype)}
 
+    def one_by_one(kernel: Callable[..., jax.Array], reference: Callable[..., jax.Array], *arrays: jax.Array):
+        """Under vmap a loop: neither Pallas' dynamic grids nor ragged dots take every axis that may be batched."""
+        return jax.custom_batching.sequential_vmap(functools.partial(run, kernel, reference, interpret))(*arrays)
+
     def product(x: jax.Array, y: jax.Array, group_sizes: jax.Array, config: Config | None, **fields: Any) -> jax.Array:
         problem = GroupedMatmulProblem(**{**sizes, **fields})
         chosen = choose_config("grouped_matmul", problem, config, lambda: heuristic_config(problem))
         option = {"transpose_rhs": problem.transpose_rhs}
         kernel = functools.partial(grouped_matmul_pallas, **option, **chosen, interpret=interpret)
-        return run(kernel, functools.partial(grouped_matmul_reference, **option), interpret, x, y, group_sizes)
+        return one_by_one(kernel, functools.partial(grouped_matmul_reference, **option), x, y, group_sizes)
 
     def weights(lhs: jax.Array, grad: jax.Array, group_sizes: jax.Array) -> jax.Array:
         problem = GroupedProblem(**{**sizes, "k": lhs.shape[1], "n": grad.shape[1]})
@@ -78,7 +84,7 @@ def grouped_matmul(
             "grouped_matmul_drhs", problem, drhs_config, lambda: heuristic_config(problem, drhs=True)
         )
         kernel = functools.partial(grouped_matmul_drhs_pallas, **chosen, interpret=interpret)
-        return run(kernel, grouped_matmul_drhs_reference, interpret, lhs, grad, group_sizes)
+        return one_by_one(kernel, grouped_matmul_drhs_reference, lhs, grad, group_sizes)
 
     @jax.custom_vjp
     def op(lhs: jax.Array, rhs: jax.Array, group_sizes: jax.Array) -> jax.Array:

@@ -21,6 +21,7 @@ from kernels.grouped_matmul.transfers import (
     part_of,
     pieces_of,
     product_of,
+    rows_of,
     send,
 )
 from kernels.grouped_matmul.visits import plan_visits
@@ -55,10 +56,13 @@ def grouped_matmul_drhs_pallas(
 
     Returns:
         ``[groups, k, n]`` in lhs' dtype, zeros for a group without rows; sums are float32.
+
+    Raises:
+        UsageError: block_m or block_m_compute is no such length, or ``early`` gets blocks that leave a part over.
     """
     (m, k), n, groups = lhs.shape, grad.shape[1], group_sizes.shape[0]
-    block_m, block_n, block_k = min(block_m, m), min(block_n, n), min(block_k, k)
-    tile = min(block_m_compute or block_m, block_m)
+    block_m, tile = rows_of(m, block_m, block_m_compute, lhs.dtype)
+    block_n, block_k = min(block_n, n), min(block_k, k)
     visits = plan_visits(group_sizes, m, block_m, empty_too=True)
     kernel = functools.partial(_drhs_kernel, tile=tile)
     scratch = [pltpu.VMEM((block_k, block_n), jnp.float32)]

@@ -26,6 +26,7 @@ from kernels.grouped_matmul.transfers import (
     part_of,
     pieces_of,
     product_of,
+    rows_of,
     send,
 )
 from kernels.grouped_matmul.visits import plan_visits
@@ -65,11 +66,15 @@ def grouped_matmul_pallas(
 
     Returns:
         ``[m, n]`` in lhs' dtype, zeros where a row has no group; sums are float32.
+
+    Raises:
+        UsageError: block_m or block_m_compute is no such length, or ``early`` gets blocks that leave a part over.
     """
     (m, k), groups = lhs.shape, rhs.shape[0]
     n = rhs.shape[1 if transpose_rhs else 2]
-    block_m, block_n, block_k = min(block_m, m), min(block_n, n), min(block_k, k)
-    tile, steps = min(block_m_compute or block_m, block_m), pl.cdiv(k, block_k)
+    block_m, tile = rows_of(m, block_m, block_m_compute, lhs.dtype)
+    block_n, block_k = min(block_n, n), min(block_k, k)
+    steps = pl.cdiv(k, block_k)
     # Rows without a group are one more group, whose result is zeros.
     rest = jnp.maximum(m - jnp.sum(group_sizes, dtype=jnp.int32), 0)
     visits = plan_visits(jnp.append(group_sizes.astype(jnp.int32), rest), m, block_m, empty_too=False)

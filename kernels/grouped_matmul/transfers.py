@@ -14,7 +14,9 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from autotune.errors import UsageError
 from kernels._precision import dot_precision
+from kernels._tpu_model import sublanes
 
 PIECES = 2  # of a written result
 LONGEST_TILE = 16  # rows of a VMEM tile
@@ -91,6 +93,23 @@ def send(pieces, number, complete, last) -> None:
         _await(pieces(number))
 
 
+def rows_of(m: int, block: int, tile: int | None, dtype: Any) -> tuple[int, int]:
+    """block_m as far as m goes, and how many of its rows are multiplied at a time.
+
+    Raises:
+        UsageError: Not all of them start where a slice in VMEM may: the compiler would take others without a word.
+    """
+    align, block = sublanes(str(dtype)), min(block, m)
+    tile = min(tile or block, block)
+    if block < 1 or (block < m and block % align):
+        raise UsageError(f"block_m={block}: must be a positive multiple of {align}, or the whole m={m}")
+    if tile < 1 or (tile < block and (tile % align or block % tile)):
+        raise UsageError(
+            f"block_m_compute={tile} with block_m={block}: must be the same, or a multiple of {align} that divides it"
+        )
+    return block, tile
+
+
 def buffers_of(array: jax.Array, *block: int) -> list[Any]:
     """Scratch for two blocks of the array, and the semaphores of their transfers."""
     return [pltpu.VMEM((2, *block), array.dtype), pltpu.SemaphoreType.DMA((2,))]
@@ -108,6 +127,8 @@ def div(x: jax.Array, y: int) -> jax.Array:
 
 def product_of(x, y, x_side: int, y_side: int):
     """x and y contracted over a side of each, in float32."""
+    if y_side == 1 and y.shape[0] == 1:  # Mosaic broadcasts no single row of 16 bits.
+        x, y = x.astype(jnp.float32), y.astype(jnp.float32)
     return jax.lax.dot_general(
         x,
         y,

@@ -75,16 +75,17 @@ def _of_ragged_dot(
     groups, tiles = groups - 1, most - groups + 2
     if tiles < 1 or rows % tiles:
         return []
-    found = []
-    for call in by_shape.get(((groups,),), []):
-        if 0 in call.steering:
-            steering = dict(enumerate(_ragged_tables(call.steering[0], rows // tiles, most)))
-            found.append(PallasCall(tuple((shape, "") for shape in shapes), steering))
-    return found
+    operands = tuple((shape, "") for shape in shapes)
+    return [
+        PallasCall(operands, dict(enumerate(_ragged_tables(call.steering[0], rows, rows // tiles, most))))
+        if 0 in call.steering
+        else PallasCall(operands, {})  # of other sizes, perhaps
+        for call in by_shape.get(((groups,),), [])
+    ]
 
 
-def _ragged_tables(sizes: np.ndarray, tile: int, most: int) -> list[np.ndarray]:
-    bounds = np.concatenate([[0], np.cumsum(sizes)])
+def _ragged_tables(sizes: np.ndarray, rows: int, tile: int, most: int) -> list[np.ndarray]:
+    bounds = np.minimum(np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)]), rows)
     visits = [
         (group, row_tile)
         for group, (start, end) in enumerate(itertools.pairwise(bounds))
