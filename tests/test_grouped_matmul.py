@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from jax.experimental.pallas import tpu as pltpu
 
 from autotune.chips import CHIPS, MIB
 from autotune.errors import UsageError
@@ -26,6 +25,7 @@ from kernels.grouped_matmul.cost import cost
 from kernels.grouped_matmul.problem import GroupedMatmulProblem, GroupedProblem, routed
 from kernels.grouped_matmul.visits import plan_visits
 from search_spaces.grouped_matmul import GroupedMatmulDrhsKernel, GroupedMatmulKernel, mixed_sizes
+from tests.test_races import DETECTING, races
 from tests.test_spaces import compile_all
 from tests.test_validation import NAN_MEMORY, REJECTED, rewrite
 
@@ -116,11 +116,8 @@ def test_early_transfers(sizes, transpose_rhs):
 
 @pytest.mark.parametrize("kernel", [pytest.param(PRODUCT, marks=pytest.mark.slow), DRHS], ids=KERNELS)
 def test_early_transfers_do_not_race(kernel):
-    state = pytest.importorskip("jax._src.pallas.mosaic.interpret.interpret_pallas_call")
     problem = kernel.parse_problem("m=96,n=256,k=256,groups=4,dtype=float32")
-    interpret = pltpu.InterpretParams(detect_races=True)
-    jax.block_until_ready(kernel.bind(problem, EARLY, interpret=interpret)(*kernel.make_inputs(problem, 0)))
-    assert not state.races.races_found
+    assert not races(kernel.bind(problem, EARLY, interpret=DETECTING), *kernel.make_inputs(problem, 0))
 
 
 @functools.cache
