@@ -143,11 +143,14 @@ class _GroupedKernel(Kernel):
         """The problem's own path over a few blocks; uneven blocks of which many rows have no group; and uneven blocks
         with groups up to the last row. See `mixed_sizes`.
 
-        A whole k (drhs: none) stays whole, and transfers that need even blocks get them.
+        A whole k (drhs: none) stays whole, as does an m that is one block no other m could have; and transfers that
+        need even blocks get them.
         """
         sizes = self._lengths(problem)
         blocks = {field: min(size, config[f"block_{field}"]) for field, size in sizes.items()}
         whole = {"k": problem.k} if blocks["k"] == problem.k and not self.drhs else {}
+        if blocks["m"] % sublanes(problem.dtype):
+            whole["m"] = problem.m
         early = config.get("transfers") == "early"
 
         def own(**most: int) -> GroupedProblem:

@@ -260,13 +260,23 @@ def instance(kernel, problem, config):
         pytest.param(PRODUCT, {"transpose_rhs": True, "dtype": "bfloat16"}, {}, marks=pytest.mark.slow),
         pytest.param(PRODUCT, {"m": 40, "groups": 1, "n": 70}, {"block_m": 40, "block_n": 70}, marks=pytest.mark.slow),
         pytest.param(DRHS, {"n": 200}, {"block_m_compute": 16}, marks=pytest.mark.slow),
+        (PRODUCT, {"m": 5, "groups": 2, "dtype": "bfloat16"}, {"block_m": 5}),
+        pytest.param(
+            DRHS,
+            {"m": 40, "dtype": "bfloat16"},
+            {**EARLY, "block_m": 40, "block_m_compute": 40},
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            DRHS, {"m": 5, "n": 1, "k": 7}, {"block_m": 5, "block_n": 1, "block_k": 7}, marks=pytest.mark.slow
+        ),
     ],
 )
 def test_right_kernels_pass(kernel, problem, config):
     problem, config = instance(kernel, problem, config)
     verdict = validate(kernel, problem, config)
     assert verdict.ok, verdict.message
-    assert 0 < verdict.max_rel_error < verdict.tolerance
+    assert 0 <= verdict.max_rel_error < verdict.tolerance  # one step's sums may be the reference's, bit by bit
     assert len(verdict.problems) >= 2
 
 
@@ -354,7 +364,8 @@ def test_validation_has_all_that_the_problem_has_in_reach_of_a_cpu(kernel, text)
     for config in random.Random(1).sample(list(space), 20):
         smalls = kernel.validation_problems(problem, config)
         block = config["block_m"]
-        assert any(small.m > 2 * block for small in smalls)
+        one_block = block == problem.m == 1001
+        assert any(small.m > 2 * block or one_block for small in smalls)
         for small in smalls:
             assert kernel.space(small, CHIPS["v5e"]).parse(config)
             if config["transfers"] == "early":
@@ -362,7 +373,7 @@ def test_validation_has_all_that_the_problem_has_in_reach_of_a_cpu(kernel, text)
             assert small.dtype == problem.dtype
             assert kernel.cost(small).flops < 4e11
             assert sum(spec.nbytes for spec in kernel.arguments(small)) < 1024 * MIB
-        assert config["transfers"] == "early" or any(small.m % block for small in smalls)
+        assert config["transfers"] == "early" or one_block or any(small.m % block for small in smalls)
 
 
 @pytest.mark.parametrize("seed", range(3))
