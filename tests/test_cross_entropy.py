@@ -87,6 +87,7 @@ def test_any_shape_is_right_forward_and_backward_with_nan_memory(**shape):
 @settings(deadline=None, phases=[Phase.explicit])
 @given(**SHAPES)
 @example(tokens=130, hidden=200, vocab=315, z_loss=0.03, soft_cap=3.0, tied=False, whole=False, dtype="float32")
+@example(tokens=129, hidden=40, vocab=129, z_loss=0.0, soft_cap=None, tied=True, whole=True, dtype="bfloat16")
 @example(tokens=128, hidden=128, vocab=256, z_loss=0.0, soft_cap=None, tied=True, whole=True, dtype="bfloat16")
 def test_these_shapes_are_right_forward_and_backward_with_nan_memory(**shape):
     check_against_the_definition(**shape)
@@ -425,6 +426,11 @@ def test_the_compiler_takes_ragged_shapes(name, chip):
     found = compile_all(name, chip.name, configs, JAX_DEFAULT_MATMUL_PRECISION="highest")
     assert found[:2] == ["ok", "ok"]
     assert set(found) <= {"ok", "vmem"}
+
+
+def test_the_compiler_takes_one_token_or_column_in_the_last_block():
+    for name, text in ((DX, "tokens=130,hidden=131,vocab=129,tied=true"), (DW, "tokens=129,hidden=131,vocab=130")):
+        assert compile_all(name, "v5e", [(text, BLOCKS)]) == ["ok"]
 
 
 def test_problems_load_no_jax():
