@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from autotune.chips import MIB, Chip
+from autotune.errors import UsageError
 from autotune.kernel import ArraySpec, Cost, Kernel
 from autotune.outcome import Config
 from autotune.space import Constraint, Param, Space, aligned_divisors
@@ -159,7 +160,14 @@ class CrossEntropyKernel(Kernel):
         return {"default": self.space(problem, chip).parse(model.small_config(problem, self.which))}
 
     def heuristic(self, problem: CrossEntropyProblem, chip: Chip) -> Config:
-        return self.space(problem, chip).parse(model.heuristic_config(problem, self.which, self._limit(chip)))
+        if model.smallest_need(problem, self.which) > chip.vmem_bytes:
+            raise UsageError(
+                f"{self.name}: blocks of hidden={problem.hidden} in {problem.dtype} leave no room in the "
+                f"{chip.vmem_bytes // MIB} MiB of VMEM of {chip.name}: use kernels.cross_entropy."
+                "cross_entropy_reference, which XLA compiles, or a narrower dtype or model"
+            )
+        config = self.space(problem, chip).parse(model.heuristic_config(problem, self.which, self._limit(chip)))
+        return {**config, "vmem_limit_mib": min(config["vmem_limit_mib"], chip.vmem_bytes // MIB)}
 
     def _limit(self, chip: Chip) -> int:
         return max(min(chip.vmem_bytes * 3 // 4, 64 * MIB), chip.scoped_vmem_bytes)

@@ -113,6 +113,16 @@ def test_gradients_are_kernels_of_their_own_shapes(transpose_lhs, transpose_rhs,
         assert np.linalg.norm(got - right) < 1e-5 * np.linalg.norm(right)
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
+def test_one_row_stored_transposed_lowers_for_a_tpu(dtype):
+    x, y = jnp.ones((130, 40), dtype), jnp.ones((1, 40), dtype)
+    traced = jax.jit(functools.partial(matmul, transpose_rhs=True)).trace(x, y)
+    assert "tpu_custom_call" in traced.lower(lowering_platforms=("tpu",)).as_text()
+    assert (matmul(x, y, transpose_rhs=True, config=SQUARES, interpret=NAN_MEMORY) == 40).all()
+    with pytest.raises(UsageError, match="use transpose_rhs=false"):
+        KERNEL.parse_problem(f"m=130,n=1,k=40,dtype={dtype},transpose_rhs=true")
+
+
 def test_narrow_operands_have_no_gradient():
     x = jnp.ones((8, 8), "float8_e4m3fn")
     with pytest.raises(UsageError, match="float8_e4m3fn has no gradient: must be bfloat16 or float32"):

@@ -21,6 +21,10 @@ from kernels._compiler import compiler_params, output_like
 from kernels._precision import dot
 from kernels.cross_entropy.pallas import LANES, LOG2E, capped, dot_of_rows, product, to_column, w_block
 
+# Of rows that are turned to be multiplied by: one alone does not lower in bfloat16. Those beyond the last that exists
+# are whatever was in VMEM, and so are their columns of the product, which go no further.
+FEWEST_ROWS = 16
+
 
 def cross_entropy_dx_pallas(
     x: jax.Array,
@@ -213,7 +217,9 @@ def _dx_kernel(
     def update(columns: int) -> None:
         chunks = []
         for first in range(0, columns, tile):
-            logits = product(x_ref[...], w_ref, slice(None), slice(first, min(first + tile, columns)), tied)
+            width = min(tile, columns - first)
+            at = slice(first, first + max(width, FEWEST_ROWS if tied else 1))
+            logits = product(x_ref[...], w_ref, slice(None), at, tied)[:, :width]
             for start in range(0, logits.shape[1], LANES):
                 chunk = logits[:, start : start + LANES]
                 each = slice(None), slice(0, chunk.shape[1])
@@ -276,9 +282,11 @@ def _dw_kernel(
     def update(rows: int) -> None:
         tiles = []
         for first in range(0, rows, tile):
-            at = slice(first, min(first + tile, rows))
+            width = min(tile, rows - first)
+            at = slice(first, first + width)
             labels, lse = labels_ref[:, at], lse_ref[:, at]
-            logits = dot_of_rows(w_rows[...], x_ref[at, :])  # [vocabulary, tokens]
+            x = x_ref[first : first + max(width, FEWEST_ROWS), :]
+            logits = dot_of_rows(w_rows[...], x)[:, :width]  # [vocabulary, tokens]
             is_label = lax.broadcasted_iota(jnp.int32, logits.shape, 0) == labels - j * block_n
             factors = _factors(labels, lse, grad_ref[:, at], z_loss)
             tiles.append(_by_logits(logits, is_label, lse * LOG2E, *factors, soft_cap).astype(x_ref.dtype))

@@ -90,7 +90,8 @@ def small_config(problem: CrossEntropyProblem, which: Pass) -> dict[str, Any]:
 def heuristic_config(problem: CrossEntropyProblem, which: Pass, vmem: int = SMALLEST_VMEM) -> dict[str, Any]:
     """A good start: of the blocks that fit a VMEM limit of so many bytes, those that fetch least.
 
-    Where not even the smallest fit, these with the limit that they need.
+    Where not even the smallest fit, these with the limit that they need; a chip has that much if it has
+    `smallest_need`.
     """
     block_ms, block_ns = (
         [block for block in blocks if block == LANES or block <= round_up(size, LANES)]
@@ -128,10 +129,26 @@ def products(problem: CrossEntropyProblem, config: Config, which: Pass) -> int:
 
 def _needs(problem: CrossEntropyProblem, config: Config, which: Pass) -> int:
     """Bytes of VMEM that a config takes, about: the blocks, a tile of logits and what becomes of it, the product."""
-    block_m, block_n = config["block_m"], config["block_n"]
+    block_m, block_n, depth = config["block_m"], config["block_n"], config.get("block_k", problem.hidden)
     temporaries = (8 if problem.soft_cap is None else 16) * block_m * block_n
     if problem.tied:  # a block of w is turned on its way to the MXU
-        temporaries += DTYPE_BYTES[problem.dtype] * config.get("block_k", problem.hidden) * block_n
-    if which != "forward":
-        temporaries += 4 * problem.hidden * (block_n if which == "dw" else block_m)
+        temporaries += DTYPE_BYTES[problem.dtype] * depth * block_n
+    summed = 0 if which == "forward" else block_n if which == "dw" else block_m
+    if block_m == block_n == LANES or problem.dtype == "bfloat16":
+        temporaries += 4 * depth * summed
+        if which == "forward" and block_n > LANES:  # x goes through the MXU more than once, laid out for it
+            temporaries += 2 * depth * block_m
+    else:  # operands that go through the MXU more than once are kept in parts of 16 bits
+        temporaries += 8 * depth * (block_m + block_n + summed)
     return vmem_lower_bound(problem, config, which) + temporaries
+
+
+def smallest_need(problem: CrossEntropyProblem, which: Pass) -> int:
+    """Bytes of VMEM without which not even the smallest blocks compile.
+
+    Gradients keep whole rows of 128 tokens and of 128 columns: with buffers, sums and what is turned, up to nine
+    such blocks.
+    """
+    if which == "forward":
+        return _needs(problem, {**small_config(problem, which), "held_buffers": 1}, which)
+    return 9 * LANES * round_up(problem.hidden, LANES) * DTYPE_BYTES[problem.dtype]

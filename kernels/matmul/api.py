@@ -108,6 +108,8 @@ def product(
         raise UsageError(f"matmul of {x.shape} with {y.shape}: must be {_layouts(transpose_lhs, transpose_rhs)}")
     if x.dtype != y.dtype:
         raise UsageError(f"matmul of {x.dtype} with {y.dtype}: must be both {one_of(MatmulProblem.dtypes)}")
+    if transpose_rhs and n == 1:  # A row and a column lie alike, and a problem has but the column.
+        y, transpose_rhs = y.reshape(k, 1), False
     options = {"transpose_lhs": transpose_lhs, "transpose_rhs": transpose_rhs, "activation": activation}
     problem = MatmulProblem(m=m, n=n, k=k, dtype=str(x.dtype), bias=bias is not None, **options)
     if bias is not None and (bias.shape, str(bias.dtype)) != ((n,), problem.result_dtype):

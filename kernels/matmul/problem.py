@@ -71,6 +71,8 @@ class MatmulProblem(TiledProblem):
     def check(self) -> None:
         if self.activation not in ACTIVATIONS:
             raise UsageError(f"activation={self.activation}: must be {one_of(ACTIVATIONS)}")
+        if self.transpose_rhs and self.n == 1:  # and one row alone, turned, does not lower in 8 and 16 bits
+            raise UsageError("n=1,transpose_rhs=true: a row and a column lie alike; use transpose_rhs=false")
         if self.dtype == "int8" and (self.bias or self.activation != "none"):
             raise UsageError(
                 "dtype=int8 takes no bias and no activation: its int32 sums have to be scaled first; "
