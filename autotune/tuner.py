@@ -327,7 +327,12 @@ def _keep(result: TuneResult, results: Path) -> TuneResult:
         study=result.study,
     )
     path, space = preset_file(task, results), task.kernel.space(task.problem, task.chip)
-    written = presets.save(path, preset, lambda old: presets.usable_config(space, old) is not None)
+    written = presets.save(
+        path,
+        preset,
+        lambda old: presets.usable_config(space, old) is not None,
+        lambda old: presets.problem_of(task.kernel, old) == task.problem,
+    )
     return dataclasses.replace(result, preset=path, kept=not written)
 
 

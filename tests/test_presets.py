@@ -327,6 +327,18 @@ def test_a_tuned_result_takes_the_place_of_an_invalid_one(tmp_path):
     assert [entry.config for entry in presets.read(path)] == [CONFIG]
 
 
+def test_a_preset_from_before_its_problem_had_a_field_is_renewed(tmp_path):
+    path = presets.preset_path(tmp_path / "presets", V5E, "toy")
+    path.parent.mkdir(parents=True)
+    old = preset(versions={"kernel": "older"}).to_dict()
+    del old["problem"]["cap"]
+    path.write_text(json.dumps([old, preset(problem=KERNEL.problems["large"]).to_dict()]))
+    with FakeEngine() as engine:
+        tune(engine.task, engine, SearchSettings(trials=45, results=tmp_path))
+    assert [entry.problem["m"] for entry in presets.read(path)] == [2048, 8192]
+    assert presets.read(path)[0].versions["kernel"] == KERNEL.version
+
+
 def test_a_validated_preset_is_looked_up_before_one_that_is_not(tmp_path, monkeypatch):
     keep(preset())
     mine = presets.preset_path(tmp_path / "mine", V5E, "toy")

@@ -6,7 +6,7 @@ Example:
 """
 
 from autotune.presets.entry import MEASURED, PREDICTED, Preset
-from autotune.presets.resolve import Match, PresetWarning, find, lookup, tune_command, usable_config
+from autotune.presets.resolve import Match, PresetWarning, find, lookup, problem_of, tune_command, usable_config
 from autotune.presets.sources import search_path, using
 from autotune.presets.store import files, preset_path, read, save
 
@@ -20,6 +20,7 @@ __all__ = [
     "find",
     "lookup",
     "preset_path",
+    "problem_of",
     "read",
     "save",
     "search_path",

@@ -69,7 +69,7 @@ def find(kernel: Kernel, problem: Problem, chip: Chip) -> Match:
     for priority, preset in sources.candidates(kernel.name, chip.device_kind):
         if not preset.validated:
             continue
-        theirs = _problem_of(kernel, preset)
+        theirs = problem_of(kernel, preset)
         if theirs is not None and math.isfinite(apart := distance(problem, theirs)):
             near.append((apart, [-rank for rank in priority], preset))
     for apart, _, preset in sorted(near, key=lambda entry: entry[:2]):
@@ -108,7 +108,7 @@ def tune_command(kernel: Kernel, problem: Problem, chip: Chip) -> str:
 def _notice(kernel: Kernel, problem: Problem, chip: Chip, match: Match) -> str:
     miss, command = f"{kernel.name}: no preset for {problem} on {chip.name}", tune_command(kernel, problem, chip)
     if match.how == "nearest" and match.preset is not None:
-        return f"{miss}, took the one for {_problem_of(kernel, match.preset)}; tune it: {command}"
+        return f"{miss}, took the one for {problem_of(kernel, match.preset)}; tune it: {command}"
     if match.how == "heuristic":
         return f"{miss}, took an untuned config; tune it: {command}"
     if match.preset is not None and match.preset.versions.get("kernel") != kernel.version:
@@ -121,7 +121,7 @@ def _warn_once(notice: str) -> None:
     warnings.warn(notice, PresetWarning, stacklevel=3)
 
 
-def _problem_of(kernel: Kernel, preset: Preset) -> Problem | None:
+def problem_of(kernel: Kernel, preset: Preset) -> Problem | None:
     """The preset's problem; None where the kernel has no such problem any more."""
     try:
         return kernel.problem_type.from_dict(preset.problem)

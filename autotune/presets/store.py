@@ -44,7 +44,12 @@ def read(path: Path) -> list[Preset]:
         raise ResultsError(f"{path} cannot be read as presets ({error}): repair it or move it away") from None
 
 
-def save(path: Path, preset: Preset, usable: Callable[[Preset], bool] = lambda preset: True) -> bool:
+def save(
+    path: Path,
+    preset: Preset,
+    usable: Callable[[Preset], bool] = lambda preset: True,
+    same: Callable[[Preset], bool] | None = None,
+) -> bool:
     """Keeps `preset` if it beats those for the same problem, and says whether it did.
 
     Safe beside other processes that write the same file, and a kill at any moment leaves the old file or
@@ -54,6 +59,8 @@ def save(path: Path, preset: Preset, usable: Callable[[Preset], bool] = lambda p
         path: The file.
         preset: A validated preset.
         usable: Whether a lookup could use an older one at all: what it could not never stays for being faster.
+        same: Whether an older one is for the same problem; None compares what is written. (A kernel's problems may
+            have got new fields since.)
 
     Raises:
         ValueError: The preset was not validated.
@@ -64,7 +71,8 @@ def save(path: Path, preset: Preset, usable: Callable[[Preset], bool] = lambda p
     path.parent.mkdir(parents=True, exist_ok=True)
     with _locked(path):
         presets = read(path)
-        places = [i for i, old in enumerate(presets) if old.problem == preset.problem]
+        same = same or (lambda old: old.problem == preset.problem)
+        places = [i for i, old in enumerate(presets) if same(old)]
         if any(usable(presets[i]) and not preset.beats(presets[i]) for i in places):
             return False
         if not places:
