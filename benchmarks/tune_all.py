@@ -76,6 +76,7 @@ def tune(kernel: Kernel, problem: str, target: str, trials: int) -> bool:
         **dict(zip(KEY, (kernel.name, problem, target), strict=True)),
         "default_ms": times["default"],
         "xla_ms": times["xla"],
+        "xla_source": (found["baselines"].get("xla") or {}).get("source"),
         "tuned_ms": best["time_ms"],
         "of_roofline": roofline_ms / best["time_ms"],
         "max_rel_error": best["max_rel_error"],
@@ -98,7 +99,8 @@ def write_document(table: pd.DataFrame) -> None:
         "# Tuned against the 128-wide defaults and against XLA",
         "",
         "Predicted for each target by the compiler's schedule, not measured; every tuned config was validated.",
-        "A dash: the baseline does not compile for the chip (most often it does not fit the HBM).",
+        "A dash: the baseline does not compile for the chip (most often it does not fit the HBM), or has no time.",
+        "A star: XLA's program could not be played; the time is XLA's own cycle estimate, which is no match for it.",
         "Made by `python benchmarks/tune_all.py`.",
         "",
         "| kernel | problem | target | default | XLA | tuned | over default | over XLA | of roofline |",
@@ -107,7 +109,9 @@ def write_document(table: pd.DataFrame) -> None:
     for row in table.itertuples():
         default, xla = (None if pd.isna(value) else value for value in (row.default_ms, row.xla_ms))
         over = [render.times(value / row.tuned_ms if value else None) for value in (default, xla)]
-        cells = [row.kernel, row.problem, row.target, *map(render.milliseconds, (default, xla, row.tuned_ms)), *over]
+        times = [render.milliseconds(value) for value in (default, xla, row.tuned_ms)]
+        times[1] += "*" if row.xla_source == "hlo" else ""
+        cells = [row.kernel, row.problem, row.target, *times, *over]
         lines.append(f"| {' | '.join([*cells, render.percent(row.of_roofline)])} |")
     DOCUMENT.write_text("\n".join(lines) + "\n")
 

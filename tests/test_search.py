@@ -19,7 +19,7 @@ import pytest
 from autotune import presets
 from autotune.chips import get_chip
 from autotune.errors import AutotuneError, ResultsError, UsageError
-from autotune.outcome import Outcome, Status
+from autotune.outcome import Config, Outcome, Source, Status
 from autotune.search import SearchSettings, StopReason
 from autotune.search.study import load_records
 from autotune.space import Param, Space, config_key
@@ -536,3 +536,21 @@ def test_a_database_that_fails_is_one_line(tmp_path):
     with pytest.raises(AutotuneError, match=r"study\.db failed: .*no such table") as caught:
         search(tmp_path, observer=Drops(), trials=20, storage=f"sqlite:///{tmp_path}/study.db")
     assert "\n" not in str(caught.value)
+
+
+def test_arithmetic_alone_beats_nothing_that_the_schedule_showed(tmp_path):
+    """A config whose schedule could not be played has an estimate, however good, and no prediction."""
+
+    def outcome(config: Config) -> Outcome:
+        unknown = config["mode"] == "a"
+        return Outcome(
+            Status.OK,
+            time_ms=toy_time(config) * (0.01 if unknown else 1.0),
+            source=Source.ANALYTIC if unknown else Source.SCHEDULE,
+        )
+
+    result = search(tmp_path, FakeEngine(outcome=outcome), trials=45)
+    assert result.best.outcome.source is Source.SCHEDULE
+    estimated = FakeEngine(outcome=lambda config: Outcome(Status.OK, time_ms=1.0, source=Source.ANALYTIC))
+    only = search(tmp_path / "other", estimated, trials=5)
+    assert only.best.outcome.source is Source.ANALYTIC

@@ -9,7 +9,7 @@ from typing import Any
 
 from autotune import render
 from autotune.outcome import Status
-from autotune.search import TrialRecord
+from autotune.search import TrialRecord, fastest_first
 from autotune.tuner import Observer
 
 LINE_EVERY_S = 10.0
@@ -45,10 +45,8 @@ class _Tally(Observer):
 
     def _count(self, record: TrialRecord) -> None:
         self.counts[record.status] += 1
-        if record.status is Status.OK and (
-            self.best is None or record.outcome.time_ms < self.best.outcome.time_ms  # type: ignore[operator]
-        ):
-            self.best = record
+        if record.status is Status.OK:
+            self.best = fastest_first([record, *([self.best] if self.best else [])])[0]
 
     @property
     def done(self) -> int:

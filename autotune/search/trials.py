@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from autotune.outcome import Outcome, Status
+from autotune.outcome import Outcome, Source, Status
 from autotune.space import config_key, format_config
 from autotune.validation import Validation
 
@@ -60,9 +60,16 @@ def reasons(records: Iterable[TrialRecord]) -> dict[str, str]:
 
 
 def fastest_first(records: Iterable[TrialRecord]) -> list[TrialRecord]:
-    """The records that are still candidates for the preset, best time first, the earlier trial among equals."""
+    """The records that are still candidates for the preset, best time first, the earlier trial among equals.
+
+    Times by arithmetic alone come after all others: what the compiler's schedule did not show beats nothing it did.
+    """
     usable = [record for record in records if record.status is Status.OK]
-    return sorted(usable, key=lambda record: (record.outcome.time_ms, record.number))
+    return sorted(usable, key=lambda record: (*_evidence(record), record.number))
+
+
+def _evidence(record: TrialRecord) -> tuple[bool, float]:
+    return record.outcome.source is Source.ANALYTIC, record.outcome.time_ms or 0.0
 
 
 def read_trials(trials: Iterable[Any], validations: Mapping[str, Validation]) -> list[TrialRecord]:
