@@ -191,7 +191,7 @@ def tune(task: Task, engine: Engine, settings: SearchSettings, observer: Observe
     started = time.monotonic()
     presets.read(preset_file(task, settings.results))  # Better now than after the search.
     baselines = task.kernel.baselines(task.problem, task.chip)
-    search = Search(engine, baselines, settings, start=_in_use(task))
+    search = Search(engine, baselines, settings, start=lambda: _in_use(task))
     study = search.study
     reference: Future[Outcome] | None = None
 

@@ -84,7 +84,7 @@ class Search:
         engine: Evaluates the configs of its task.
         baselines: Named configs to start with.
         settings: How much, and where it is kept.
-        start: A config known to be good, to begin with after the baselines.
+        start: Gives a config known to be good, to begin with after the baselines, or None; called when first needed.
 
     Raises:
         UsageError: The space is empty, or the study was made for something else.
@@ -97,7 +97,7 @@ class Search:
         baselines: Mapping[str, Config],
         settings: SearchSettings,
         *,
-        start: Config | None = None,
+        start: Callable[[], Config | None] = lambda: None,
     ) -> None:
         task = engine.task
         self._engine = engine
@@ -105,8 +105,7 @@ class Search:
         self._space = task.kernel.space(task.problem, task.chip)
         self._baselines = list(baselines.values())
         self._encoding = Encoding(self._space, self._baselines)
-        # What is no candidate would make another study of it.
-        self._first = [*self._baselines, *([start] if start is not None and self._encoding.holds(start) else [])]
+        self._start = start
         self.study = TuningStudy(
             identity(task, engine.name, settings.seed, self._encoding),
             self._encoding,
@@ -148,7 +147,7 @@ class Search:
         deadline = started + self._settings.budget_s if self._settings.budget_s else None
         self.study.recover(self._engine.timeout_s)
         if self.study.done < self._settings.trials:
-            for config in self._first:
+            for config in self._baselines:
                 self.study.enqueue(config)
         try:
             while True:
@@ -188,6 +187,9 @@ class Search:
         return self.study.done + self.study.in_flight_elsewhere + in_flight < self._settings.trials
 
     def _queue_ranking(self) -> None:
+        start = self._start()
+        if start is not None and self._encoding.holds(start):  # What is no candidate would make another study of it.
+            self.study.enqueue(start)
         share = max(1, round(self._settings.trials * RANKED_SHARE))
         for config in self.pool.ranked(share):
             self.study.enqueue(config)
