@@ -1,5 +1,7 @@
 """The TPU generations this project tunes for: one table, the source of each figure beside it.
 
+Other devices (a CPU, a GPU) can be measured on and nothing else: no figure is known of them.
+
 A *device* is what JAX calls one: a whole chip on v4 to v6e (both cores of v4 and v5p act as one),
 one TensorCore of two on v7x. All figures are per device.
 """
@@ -7,6 +9,7 @@ one TensorCore of two on v7x. All figures are per device.
 from __future__ import annotations
 
 import dataclasses
+import re
 
 from autotune.errors import UsageError, one_of
 
@@ -23,6 +26,7 @@ class Chip:
         device_kind: What `jax.Device.device_kind` says.
         topology: A topology that libtpu compiles for; its first device is used.
         chip_config: Passed to libtpu with it; v4 is two devices a chip unless asked to be one.
+        platform: As JAX names it; other devices than TPUs have no figures.
         clock_ghz: TensorCore clock.
         cores: TensorCores that act as one device; "parallel" grid dimensions are split over them.
         mxu: Side of the systolic array.
@@ -45,9 +49,17 @@ class Chip:
     vmem_bytes: int
     scoped_vmem_bytes: int
     chip_config: str | None = None
+    platform: str = "tpu"
+
+    @property
+    def known(self) -> bool:
+        """Whether its peak and its bandwidth are, without which there is no roofline and no prediction."""
+        return bool(self.tflops)
 
     def peak_tflops(self, dtype: str) -> float:
         """Peak for matmuls with operands of `dtype`. Float32 operands take several bfloat16 passes."""
+        if not self.known:
+            raise UsageError(f"the peak of {self.device_kind} is not known: use {one_of(CHIPS)}")
         if dtype == "float32":
             return self.tflops["bfloat16"] / FLOAT32_PASSES
         try:
@@ -138,11 +150,35 @@ CHIPS: dict[str, Chip] = {chip.name: chip for chip in _CHIPS}
 DEFAULT_TARGET = "v5e"
 
 
+# How the device kinds of JAX's other platforms begin.
+_OTHERS = {"cpu": "cpu", "NVIDIA": "gpu", "AMD": "gpu"}
+
+
+def other_chip(platform: str, device_kind: str) -> Chip:
+    """A device that is no TPU of the table: it can be measured on."""
+    return Chip(
+        name=re.sub(r"[^a-z0-9]+", "_", device_kind.lower()).strip("_"),
+        device_kind=device_kind,
+        topology="",
+        clock_ghz=0.0,
+        cores=1,
+        mxu=0,
+        tflops={},
+        hbm_gbps=0.0,
+        hbm_bytes=0,
+        vmem_bytes=0,
+        scoped_vmem_bytes=0,
+        platform=platform,
+    )
+
+
 def get_chip(target: str) -> Chip:
-    """The chip named `target` (``v5e``) or of that device kind (``TPU v5 lite``)."""
+    """The chip named `target` (``v5e``, ``cpu``) or of that device kind (``TPU v5 lite``, ``NVIDIA H200``)."""
     if target in CHIPS:
         return CHIPS[target]
     for chip in _CHIPS:
         if chip.device_kind == target:
             return chip
+    if platform := _OTHERS.get(target.partition(" ")[0]):
+        return other_chip(platform, target)
     raise UsageError(f"unknown target {target!r}: use {one_of(CHIPS)}")

@@ -65,8 +65,10 @@ class Cost:
     nbytes: float
     dtype: str
 
-    def roofline_ms(self, chip: Chip) -> float:
-        """The least time `chip` could take, in milliseconds."""
+    def roofline_ms(self, chip: Chip) -> float | None:
+        """The least time `chip` could take, in milliseconds; None where its figures are not known."""
+        if not chip.known:
+            return None
         compute_s = self.flops / (chip.peak_tflops(self.dtype) * 1e12)
         return 1e3 * max(compute_s, self.nbytes / (chip.hbm_gbps * 1e9))
 
@@ -80,6 +82,7 @@ class Kernel(abc.ABC):
         problem_type: The kernel's `Problem`.
         problems: Named problems; the first is the default.
         sources: Modules whose text decides numerics or speed; hashed into `version`.
+        platforms: JAX's names of those that its configs run on.
     """
 
     name: ClassVar[str]
@@ -87,6 +90,7 @@ class Kernel(abc.ABC):
     problem_type: ClassVar[type[Problem]]
     problems: ClassVar[Mapping[str, Problem]]
     sources: ClassVar[Sequence[str]]
+    platforms: ClassVar[Sequence[str]] = ("tpu",)
 
     @abc.abstractmethod
     def space(self, problem: Any, chip: Chip) -> Space:
@@ -161,6 +165,10 @@ class Kernel(abc.ABC):
             jax.random.normal(key, spec.shape, jnp.float32).astype(spec.dtype)
             for key, spec in zip(keys, specs, strict=True)
         )
+
+    def overwrites(self, problem: Any) -> tuple[int, ...]:
+        """Which of `arguments` the function may overwrite (donated ones); the device engine restores them."""
+        return ()
 
     @functools.cached_property
     def version(self) -> str:

@@ -55,6 +55,15 @@ class Outcome:
         vmem_bytes: Scoped VMEM the compiler needed or was asked for, where it says so.
         hbm_bytes: Bytes moved to and from HBM in one call.
         compile_s: Seconds the compile took.
+        run_s: Seconds of running it on the device, warm-up and all repeats.
+        interval_ms: Where the time lies with at least 95 % confidence, as measured; None for a prediction.
+        repeats: Samples that the time is the median of.
+        timer: How it was measured: "profiler" (device time) or "wall clock".
+        first_call_ms: The first call after the compile, end to end.
+        latency_ms: A later call, end to end: what the caller waits.
+        peak_bytes: Device memory that the program takes, or was seen to take where the device counts it.
+        predicted_ms: What had been predicted for it before it was measured.
+        predicted_by: The prediction's source.
         message: The compiler's own text where it refused, or a note on the source.
         provenance: Engine, target and versions.
     """
@@ -68,6 +77,15 @@ class Outcome:
     vmem_bytes: int | None = None
     hbm_bytes: int | None = None
     compile_s: float | None = None
+    run_s: float | None = None
+    interval_ms: tuple[float, float] | None = None
+    repeats: int | None = None
+    timer: str | None = None
+    first_call_ms: float | None = None
+    latency_ms: float | None = None
+    peak_bytes: int | None = None
+    predicted_ms: float | None = None
+    predicted_by: Source | None = None
     message: str = ""
     provenance: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
@@ -103,12 +121,20 @@ class Outcome:
             if known.get(name) is not None and not is_figure(known[name]):
                 raise ValueError(f"{name} must be a number, not {known[name]!r}")
         known["status"] = Status(known["status"])
-        if known.get("source"):
-            known["source"] = Source(known["source"])
+        for name in ("source", "predicted_by"):
+            if known.get(name):
+                known[name] = Source(known[name])
+        if (interval := known.get("interval_ms")) is not None:
+            if not isinstance(interval, list | tuple) or len(interval) != 2 or not all(map(is_figure, interval)):
+                raise ValueError(f"interval_ms must be two numbers, not {interval!r}")
+            known["interval_ms"] = tuple(interval)
         return cls(**known)
 
 
-_FIGURES = ("time_ms", "compute_ms", "memory_ms", "vmem_bytes", "hbm_bytes", "compile_s")
+_FIGURES = (
+    *("time_ms", "compute_ms", "memory_ms", "vmem_bytes", "hbm_bytes", "compile_s", "run_s", "repeats"),
+    *("first_call_ms", "latency_ms", "peak_bytes", "predicted_ms"),
+)
 
 
 def is_figure(value: object) -> bool:

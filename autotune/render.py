@@ -27,6 +27,11 @@ def milliseconds(time_ms: float | None) -> str:
     return f"{value:.{digits}f} {unit}"
 
 
+def memory(nbytes: float) -> str:
+    """``1.25 GiB``, ``12.0 MiB``."""
+    return f"{nbytes / 2**30:.2f} GiB" if nbytes >= 2**29 else f"{nbytes / 2**20:.1f} MiB"
+
+
 def seconds(value: float) -> str:
     """``8.3 s``, ``2 min 5 s``."""
     if value < 60:

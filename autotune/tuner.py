@@ -1,4 +1,4 @@
-"""Tunes one task from end to end: search, baselines, validation, preset."""
+"""Tunes one task from end to end: search, baselines, validation, the finals where times are measured, preset."""
 
 from __future__ import annotations
 
@@ -15,6 +15,9 @@ from autotune import presets, versions
 from autotune.engines._base import Engine, Task
 from autotune.errors import AutotuneError, UsageError
 from autotune.files import check_writable
+from autotune.finals import Final, close_ones, decide
+from autotune.foresight import Foresight
+from autotune.noise import Spread
 from autotune.outcome import Config, Outcome, Status
 from autotune.presets import Preset
 from autotune.search import (
@@ -58,6 +61,9 @@ class Observer:
     def validated(self, record: TrialRecord) -> None:
         """Its verdict is known."""
 
+    def says(self, line: str) -> None:
+        """What goes on beside the trials."""
+
 
 @dataclasses.dataclass(frozen=True)
 class TuneResult:
@@ -78,6 +84,8 @@ class TuneResult:
         kept: A better preset that was there before and stays; then `preset` names its file too.
         gave_up: Validation refused so many configs in a row that no more were tried.
         messages: Of each status but ok, the first message.
+        final: What the finals showed, where times are measured.
+        gain: Whether the best was shown to be faster than the baseline configs: else the fastest of those is `best`.
     """
 
     task: Task
@@ -94,18 +102,26 @@ class TuneResult:
     kept: bool = False
     gave_up: bool = False
     messages: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    final: Final | None = None
+    gain: bool = True
 
     @property
-    def roofline_ms(self) -> float:
-        """The least time the chip could take, in milliseconds."""
+    def roofline_ms(self) -> float | None:
+        """The least time the chip could take, in milliseconds; None where its figures are not known."""
         return self.task.kernel.cost(self.task.problem).roofline_ms(self.task.chip)
 
     def speedup(self, baseline: str) -> float | None:
         """The baseline's time over the best; None where either is unknown."""
+        if (ratio := self.ratio(baseline)) is not None:
+            return ratio.value
         outcome = self.baselines.get(baseline)
         if self.best is None or outcome is None or outcome.time_ms is None:
             return None
         return outcome.time_ms / self.best.outcome.time_ms
+
+    def ratio(self, baseline: str) -> Spread | None:
+        """The same with its interval, where the finals measured both in turn."""
+        return self.final.ratios.get(baseline) if self.final is not None and self.gain else None
 
     def to_dict(self) -> dict[str, Any]:
         """The command line's JSON document."""
@@ -124,7 +140,7 @@ class TuneResult:
                 "source": outcome.source,
                 "measured": outcome.measured,
                 "roofline_ms": self.roofline_ms,
-            }
+            } | ({"interval_ms": outcome.interval_ms, "timer": outcome.timer} if outcome.measured else {})
         return {
             "kernel": self.task.kernel.name,
             "problem": self.task.problem.to_dict(),
@@ -134,12 +150,19 @@ class TuneResult:
             "best": best,
             "baselines": {name: baseline_figures(outcome) for name, outcome in self.baselines.items()},
             "speedup": {name: self.speedup(name) for name in self.baselines},
+            **self._measured(),
             "seconds": round(self.seconds, 3),
             "stopped_because": self.stopped_because.value,
             "study": self.study,
             "preset": str(self.preset) if self.preset else None,
             "messages": dict(self.messages),
         }
+
+    def _measured(self) -> dict[str, Any]:
+        if self.final is None:
+            return {}
+        intervals = {name: [ratio.low, ratio.high] for name in self.baselines if (ratio := self.ratio(name))}
+        return {"gain": self.gain, "speedup_interval": intervals}
 
 
 def baseline_figures(outcome: Outcome | None) -> dict[str, Any]:
@@ -149,6 +172,11 @@ def baseline_figures(outcome: Outcome | None) -> dict[str, Any]:
     if not outcome.ok:
         return {"time_ms": None, "status": outcome.status.value}
     return {"time_ms": outcome.time_ms} | ({"source": outcome.source.value} if outcome.source else {})
+
+
+def _interval_figures(ratio: Spread | None) -> dict[str, Any]:
+    """What a preset keeps of how surely it beats a baseline."""
+    return {} if ratio is None else {"speedup": ratio.value, "speedup_interval": [ratio.low, ratio.high]}
 
 
 def preset_file(task: Task, results: Path) -> Path:
@@ -191,7 +219,14 @@ def tune(task: Task, engine: Engine, settings: SearchSettings, observer: Observe
     started = time.monotonic()
     presets.read(preset_file(task, settings.results))  # Better now than after the search.
     baselines = task.kernel.baselines(task.problem, task.chip)
-    search = Search(engine, baselines, settings, start=lambda: _in_use(task))
+    known = Foresight(task, settings) if engine.measures else None
+    search = Search(
+        engine,
+        baselines,
+        settings,
+        start=lambda: [*_in_use(task), *(known.best(settings.trials) if known else ())],
+        foreseen=known.predicted if known else lambda config: None,
+    )
     study = search.study
     reference: Future[Outcome] | None = None
 
@@ -201,15 +236,20 @@ def tune(task: Task, engine: Engine, settings: SearchSettings, observer: Observe
             reference = engine.evaluate_reference()  # Not before: a first result should come soon.
         observer.trial(record)
 
-    reason, best, outcome, gave_up = StopReason.INTERRUPTED, None, None, False
+    reason, outcome = StopReason.INTERRUPTED, None
+    shown_right: list[TrialRecord] = []
+    gave_up, final = False, None
     with working(shown(settings.storage, settings.results, study.name)):
         observer.started(study.name, study.records(), settings.trials)
         with Interrupt() as interrupt, contextlib.suppress(KeyboardInterrupt):  # From the second signal on.
             reason = search.run(on_trial, interrupt, started=started)
             outcome = _settle_reference(engine, study, reference, interrupt)
-            best, gave_up = _validate_fastest(engine, study, interrupt, observer)
+            shown_right, gave_up = _validate_fastest(engine, study, interrupt, observer)
+            if engine.measures and shown_right:
+                final = _finals(engine, study, shown_right, outcome, baselines, interrupt, observer)
     records = study.records()
     outcomes = {config_key(record.config): record.outcome for record in records}
+    best, gain = _best(engine, shown_right, final, baselines, {config_key(record.config): record for record in records})
     result = TuneResult(
         task=task,
         engine=engine.name,
@@ -218,6 +258,7 @@ def tune(task: Task, engine: Engine, settings: SearchSettings, observer: Observe
         baselines={
             **{name: outcomes.get(config_key(config)) for name, config in baselines.items()},
             REFERENCE: outcome or study.reference,
+            **(final.baselines if final is not None else {}),
         },
         unvalidated=next(iter(fastest_first(records)), None) if best is None else None,
         rejected=tuple(r for r in records if r.outcome.ok and r.status is not Status.OK),
@@ -226,19 +267,21 @@ def tune(task: Task, engine: Engine, settings: SearchSettings, observer: Observe
         study=study.name,
         gave_up=gave_up,
         messages=reasons(records),
+        final=final,
+        gain=gain,
     )
     return result if best is None else _keep(result, settings.results)
 
 
-def _in_use(task: Task) -> Config | None:
+def _in_use(task: Task) -> list[Config]:
     """What training code runs this problem with today: the preset of it, or of one near, or the kernel's heuristic.
 
     To begin with it makes the search find no less, and renews a preset of an older kernel in a few trials.
     """
     try:
-        return presets.find(task.kernel, task.problem, task.chip).config
+        return [presets.find(task.kernel, task.problem, task.chip).config]
     except AutotuneError:  # Nothing usable: a space without a heuristic, presets that cannot be read.
-        return None
+        return []
 
 
 def _settle_reference(
@@ -255,26 +298,90 @@ def _settle_reference(
 
 def _validate_fastest(
     engine: Engine, study: TuningStudy, interrupt: Interrupt, observer: Observer
-) -> tuple[TrialRecord | None, bool]:
+) -> tuple[list[TrialRecord], bool]:
     """The fastest config that passes, and whether too many were refused to go on looking.
 
-    Those that are refused are remembered, and never tried again. One whose worker died was not refused.
+    Where times are measured, those close behind it as well, which may be the faster ones. Those that are refused are
+    remembered, and never tried again. One whose worker died was not refused.
     """
-    for refusals, record in enumerate(fastest_first(study.records())):
-        if record.validation is not None:
-            return record, False
+    passed: list[TrialRecord] = []
+    refusals = 0
+    for fast in fastest_first(study.records()):
+        if passed and (not engine.measures or fast not in close_ones([*passed, fast])):
+            break
         if refusals == REFUSALS_IN_A_ROW:
-            return None, True
-        observer.validating(record)
-        validation = _validate(engine, record.config, interrupt)
-        if validation is None:
-            return None, False
-        study.keep_validation(record.config, validation)
-        record = dataclasses.replace(record, validation=validation)
-        observer.validated(record)
-        if validation.ok:
-            return record, False
-    return None, False
+            return passed, not passed
+        record = _judged(engine, study, fast, interrupt, observer)
+        if record is None:
+            break
+        if record.status is Status.OK:
+            passed.append(record)
+        refusals = 0 if record.status is Status.OK else refusals + 1
+    return passed, False
+
+
+def _judged(
+    engine: Engine, study: TuningStudy, record: TrialRecord, interrupt: Interrupt, observer: Observer
+) -> TrialRecord | None:
+    """The record with its verdict; None where an interrupted run may wait no longer."""
+    if record.validation is not None:
+        return record
+    observer.validating(record)
+    validation = _validate(engine, record.config, interrupt)
+    if validation is None:
+        return None
+    study.keep_validation(record.config, validation)
+    record = dataclasses.replace(record, validation=validation)
+    observer.validated(record)
+    return record
+
+
+def _finals(
+    engine: Engine,
+    study: TuningStudy,
+    finalists: list[TrialRecord],
+    reference: Outcome | None,
+    baselines: Mapping[str, Config],
+    interrupt: Interrupt,
+    observer: Observer,
+) -> Final | None:
+    """The finalists and the baselines measured again, side by side; baselines that are wrong do not run."""
+    records = {config_key(record.config): record for record in study.records()}
+    rivals: dict[str, tuple[Config | None, Outcome]] = {REFERENCE: (None, reference)} if reference is not None else {}
+    for name, config in baselines.items():
+        record = records.get(config_key(config))
+        if record is None or record.status is not Status.OK:
+            continue
+        record = _judged(engine, study, record, interrupt, observer)
+        if record is not None and record.status is Status.OK:
+            rivals[name] = (config, record.outcome)
+    return decide(engine, finalists, rivals, lambda future: _result(future, interrupt), observer.says)
+
+
+def _best(
+    engine: Engine,
+    shown_right: list[TrialRecord],
+    final: Final | None,
+    baselines: Mapping[str, Config],
+    records: Mapping[tuple, TrialRecord],
+) -> tuple[TrialRecord | None, bool]:
+    """What to keep, and whether it is a gain: where it was not shown to be one, the baseline stands.
+
+    Where times are predicted, the fastest that is right. Where they are measured, and the finals did not come to an
+    end, nothing: one measurement of each shows no gain.
+    """
+    if not engine.measures:
+        return next(iter(shown_right), None), True
+    if final is None:
+        return None, True
+    own = config_key(final.winner.config)
+    if any(config_key(config) == own for config in baselines.values()):
+        return final.winner, False
+    ties = [name for name in baselines if not final.gains_over(name)]
+    if not ties:
+        return final.winner, True
+    name = min(ties, key=lambda name: final.baselines[name].time_ms or 0.0)
+    return dataclasses.replace(records[config_key(baselines[name])], outcome=final.baselines[name]), False
 
 
 def _validate(engine: Engine, config: Config, interrupt: Interrupt) -> Validation | None:
@@ -316,7 +423,12 @@ def _keep(result: TuneResult, results: Path) -> TuneResult:
         source=presets.MEASURED if best.outcome.measured else presets.PREDICTED,
         method=best.outcome.source.value if best.outcome.source else None,
         engine=result.engine,
-        baselines={name: baseline_figures(outcome) for name, outcome in result.baselines.items()},
+        baselines={
+            name: baseline_figures(outcome) | _interval_figures(result.ratio(name))
+            for name, outcome in result.baselines.items()
+        },
+        interval_ms=best.outcome.interval_ms,
+        timer=best.outcome.timer,
         compute_ms=best.outcome.compute_ms,
         memory_ms=best.outcome.memory_ms,
         roofline_ms=result.roofline_ms,

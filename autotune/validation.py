@@ -2,7 +2,7 @@
 
 The kernel runs with the config on small problems, on the CPU, in Pallas' TPU interpreter: DMAs, semaphores and
 grid as on a TPU, memory that nobody wrote and reads past an array's end as NaN. Its result is held against the
-reference computed in float32.
+reference computed in float32. The device engine holds results of full size against it by the same rules.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ from __future__ import annotations
 import dataclasses
 import math
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from autotune.outcome import Config, Status
 
 if TYPE_CHECKING:
+    import jax
     import numpy as np
 
     from autotune.kernel import Kernel
@@ -73,6 +74,7 @@ TOLERANCES = {
 }
 # Float8 operands are exact, their products' float32 sums leave as bfloat16.
 TOLERANCES |= dict.fromkeys(("float8_e4m3fn", "float8_e5m2"), TOLERANCES["bfloat16"])
+_ELEMENTS_AT_ONCE = 1 << 22
 SMALLEST_ROW = 0.01  # of the whole result's root mean square: below that a row is noise
 
 
@@ -117,21 +119,35 @@ def _validate_one(kernel: Kernel, problem: Any, config: Config, seed: int) -> Va
             lowered = jax.jit(kernel.bind(problem, config, interpret=interpret)).lower(*inputs)
             phase = Status.RUNTIME_ERROR
             got = jax.tree.leaves(lowered.compile()(*inputs))
-            want = _reference(kernel, problem, inputs)
-            shapes = jax.tree.leaves(jax.eval_shape(kernel.reference(problem), *inputs))
+            want, shapes = reference_results(kernel, problem, inputs)
         except Exception as error:
             pltpu.reset_tpu_interpret_mode_state()  # A run that stopped half way leaves its memory behind.
             return Validation(phase, message=f"{problem}: {_text(error)}")
+    return compare_results(got, want, shapes, inputs, str(problem))
+
+
+def compare_results(
+    got: Sequence[Any], want: Sequence[np.ndarray], shapes: Sequence[Any], inputs: Sequence[Any], where: str
+) -> Validation:
+    """Holds a kernel's results against the reference's.
+
+    Args:
+        got: The kernel's.
+        want: The reference's, as float32.
+        shapes: What shape and dtype each should have.
+        inputs: What both were given: its dtypes say how exact a result can be.
+        where: Begins the message.
+    """
     if len(got) != len(want):
-        return Validation(Status.WRONG_RESULT, message=f"{problem}: {len(got)} results, not {len(want)}")
+        return Validation(Status.WRONG_RESULT, message=f"{where}: {len(got)} results, not {len(want)}")
     verdicts = []
     for number, (array, right, shape) in enumerate(zip(got, want, shapes, strict=True)):
-        where = str(problem) if len(got) == 1 else f"{problem}: result {number}"
+        which = where if len(got) == 1 else f"{where}: result {number}"
         if array.dtype != shape.dtype:
-            return Validation(Status.WRONG_RESULT, message=f"{where} is {array.dtype}, not {shape.dtype}")
+            return Validation(Status.WRONG_RESULT, message=f"{which} is {array.dtype}, not {shape.dtype}")
         tolerance = max((TOLERANCES[name] for name in _dtypes([*inputs, array])), key=lambda one: one.rel)
-        verdicts.append(compare(_to_numpy(array), right, tolerance, where))
-    return _worst(verdicts)
+        verdicts.append(compare(_to_numpy(array), right, tolerance, which))
+    return worst(verdicts)
 
 
 def _dtypes(arrays: list[Any]) -> set[str]:
@@ -141,7 +157,7 @@ def _dtypes(arrays: list[Any]) -> set[str]:
     return {str(array.dtype) for array in arrays if jnp.issubdtype(array.dtype, jnp.floating)} or {"float32"}
 
 
-def _worst(verdicts: list[Validation]) -> Validation:
+def worst(verdicts: list[Validation]) -> Validation:
     """The first that failed, else all as one: of each error the largest, with the tolerance of the worst."""
     failed = next((verdict for verdict in verdicts if not verdict.ok), None)
     if failed is not None:
@@ -151,14 +167,17 @@ def _worst(verdicts: list[Validation]) -> Validation:
     return dataclasses.replace(worst, max_element_error=element)
 
 
-def _reference(kernel: Kernel, problem: Any, inputs: tuple[Any, ...]) -> list[np.ndarray]:
-    """The reference's results on the same values, computed in float32 throughout."""
+def reference_results(
+    kernel: Kernel, problem: Any, inputs: tuple[Any, ...]
+) -> tuple[list[np.ndarray], list[jax.ShapeDtypeStruct]]:
+    """The reference's results on the same values, computed in float32 throughout, and what they should be."""
     import jax
     import jax.numpy as jnp
 
     wide = [x.astype(jnp.float32) if jnp.issubdtype(x.dtype, jnp.floating) else x for x in inputs]
     with jax.default_matmul_precision("highest"):
-        return [_to_numpy(array) for array in jax.tree.leaves(jax.jit(kernel.validation_reference(problem))(*wide))]
+        want = [_to_numpy(array) for array in jax.tree.leaves(jax.jit(kernel.validation_reference(problem))(*wide))]
+    return want, jax.tree.leaves(jax.eval_shape(kernel.reference(problem), *inputs))
 
 
 def compare(got: np.ndarray, want: np.ndarray, tolerance: Tolerance, where: str) -> Validation:
@@ -195,33 +214,43 @@ def _would_pass(want: np.ndarray, tolerance: Tolerance) -> str:
 
     if not np.all(np.isfinite(want)):
         return "the reference is not finite: anything"
-    wrong = {"zeros": np.zeros_like(want), "a constant": np.full_like(want, want.mean(dtype=np.float64))}
-    for axis, length in enumerate(want.shape):
-        if length > 1:
-            wrong[f"a result shifted by one along axis {axis}"] = np.roll(want, 1, axis)
-    for name, array in wrong.items():
-        if want.size > 1 and not _errors(array, want)[0] > 4 * tolerance.rel:
+    if want.size == 1:
+        return "" if np.any(want) else "zeros"
+    for name, value in {"zeros": 0.0, "a constant": want.mean(dtype=np.float64)}.items():
+        if not _errors(np.broadcast_to(np.float32(value), want.shape), want)[0] > 4 * tolerance.rel:
             return name
-    return "" if np.any(want) else "zeros"
+    for axis, length in enumerate(want.shape):
+        if length > 1 and not _errors(np.roll(want, 1, axis), want)[0] > 4 * tolerance.rel:
+            return f"a result shifted by one along axis {axis}"
+    return ""
 
 
 def _errors(got: np.ndarray, want: np.ndarray) -> tuple[float, float, tuple[int, ...]]:
     """The relative norm error, the worst element's error and where that is.
 
     An element is measured by its row (the last axis): attention's first rows are values as they come, its last
-    ones averages over thousands, an order of magnitude smaller.
+    ones averages over thousands, an order of magnitude smaller. Rows are taken some at a time: results of full size
+    in float64 would not fit.
     """
     import numpy as np
 
-    squares = np.square(want, dtype=np.float64)
-    norm = math.sqrt(squares.sum())
-    off = np.abs(got - want)
-    rel = math.sqrt(np.sum(np.square(off, dtype=np.float64))) / norm if norm else math.nan
-    row = np.sqrt(squares.mean(axis=-1, keepdims=True)) if want.ndim else np.abs(want)
+    width = want.shape[-1] if want.ndim else 1
+    got_rows, want_rows = got.reshape(-1, width), want.reshape(-1, width)
+    step = max(1, _ELEMENTS_AT_ONCE // max(1, width))
+    chunks = [slice(start, start + step) for start in range(0, len(want_rows), step)]
+    norm = math.sqrt(sum(np.square(want_rows[rows], dtype=np.float64).sum() for rows in chunks))
     floor = SMALLEST_ROW * norm / math.sqrt(want.size) or 1.0
-    scaled = off / np.maximum(np.abs(want), np.maximum(row, floor))
-    index = np.unravel_index(int(np.argmax(scaled)), want.shape)
-    return rel, float(scaled[index]), tuple(int(i) for i in index)
+    off_squares, element, place = 0.0, -1.0, 0
+    for rows in chunks:
+        right = np.abs(want_rows[rows])
+        off = np.abs(got_rows[rows] - want_rows[rows])
+        off_squares += np.square(off, dtype=np.float64).sum()
+        row = np.sqrt(np.square(right, dtype=np.float64).mean(axis=1, keepdims=True))
+        scaled = off / np.maximum(right, np.maximum(row, floor))
+        if (largest := float(scaled.max())) > element:
+            element, place = largest, rows.start * width + int(np.argmax(scaled))
+    rel = math.sqrt(off_squares) / norm if norm else math.nan
+    return rel, element, tuple(int(i) for i in np.unravel_index(place, want.shape))
 
 
 def _first(mask: np.ndarray) -> tuple[int, ...]:

@@ -262,5 +262,5 @@ def test_engines_that_are_not_there_are_named():
     task = Task(RoughKernel(), RoughProblem(), get_chip("v5e"))
     with pytest.raises(UsageError, match="auto, compiler or device"):
         open_engine("gpu", task, jobs=1, timeout_s=1)
-    with pytest.raises(UnavailableError, match="--engine compiler"):
+    with pytest.raises(UsageError, match=r"the attached device is .*, not TPU v5 lite"):
         open_engine("device", task, jobs=1, timeout_s=1)

@@ -7,20 +7,34 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from autotune import files
-from autotune.chips import get_chip
+from autotune import engines, files
+from autotune.chips import DEFAULT_TARGET, get_chip
 from autotune.cli.streams import print_json, reserved_stdout
 from autotune.engines._base import Task
-from autotune.errors import AutotuneError
+from autotune.errors import AutotuneError, UsageError, one_of
 from autotune.kernel import Kernel, get_kernel
 
 __all__ = ["check_writable", "kernel_code", "load_kernel", "print_json", "read_task", "reserved_stdout"]
 
 
 def read_task(arguments: argparse.Namespace) -> Task:
-    """The task that KERNEL, --problem and --target name. Raises UsageError."""
+    """The task that KERNEL, --problem, --target and --engine name; `arguments.engine` becomes what auto means here.
+
+    Raises:
+        UsageError: One of them names nothing, or they do not go together.
+        UnavailableError: The device that is to be measured on cannot be opened.
+    """
     kernel = load_kernel(arguments.kernel)
-    return Task(kernel, kernel.parse_problem(arguments.problem), get_chip(arguments.target))
+    problem = kernel.parse_problem(arguments.problem)
+    if not hasattr(arguments, "engine"):
+        return Task(kernel, problem, get_chip(arguments.target or DEFAULT_TARGET))
+    arguments.engine, chip = engines.choose(arguments.engine, arguments.target)
+    if chip.platform not in kernel.platforms:
+        right = "--engine compiler predicts it for a TPU" if "tpu" in kernel.platforms else "use such a machine"
+        raise UsageError(
+            f"{kernel.name} runs on {one_of(kernel.platforms)}, and the attached device is a {chip.platform}: {right}"
+        )
+    return Task(kernel, problem, chip)
 
 
 def load_kernel(name: str) -> Kernel:

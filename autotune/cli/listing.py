@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Iterator
 from typing import Any
 
-from autotune.chips import get_chip
+from autotune.chips import DEFAULT_TARGET, get_chip
 from autotune.cli.common import load_kernel, print_json
 from autotune.errors import AutotuneError, UsageError
 from autotune.kernel import Kernel, kernel_names
@@ -17,7 +17,7 @@ from autotune.space import Param
 
 
 def run(arguments: argparse.Namespace) -> int:
-    chip = get_chip(arguments.target)
+    chip = get_chip(arguments.target or DEFAULT_TARGET)
     if arguments.problem and not arguments.kernel:
         raise UsageError("--problem is one kernel's: write `autotune list KERNEL --problem …`")
     kernels = [load_kernel(arguments.kernel)] if arguments.kernel else list(_all_kernels())

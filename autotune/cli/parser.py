@@ -140,7 +140,9 @@ def _add_doctor(commands: Any) -> None:
 
 
 def _add_task(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--target", metavar="T", default=DEFAULT_TARGET, help=f"{one_of(CHIPS)} ({DEFAULT_TARGET})")
+    parser.add_argument(
+        "--target", metavar="T", help=f"{one_of(CHIPS)} (the attached TPU; {DEFAULT_TARGET} where there is none)"
+    )
     parser.add_argument("--problem", metavar="NAME|k=v,…", help="a named problem, sizes over the default one, or both")
 
 

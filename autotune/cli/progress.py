@@ -86,6 +86,9 @@ class LineProgress(_Tally):
         if record.status is not Status.OK:
             self._console.print(f"  {_refusal(record)}", soft_wrap=True)
 
+    def says(self, line: str) -> None:
+        self._console.print(line, soft_wrap=True)
+
     def __enter__(self) -> LineProgress:
         return self
 
@@ -135,6 +138,9 @@ class BarProgress(_Tally):
         if record.status is not Status.OK:
             self._progress.console.print(f"{_text(record)}: {_refusal(record)}")
         self._progress.update(self._task, description=self.status)
+
+    def says(self, line: str) -> None:
+        self._progress.update(self._task, description=line)
 
     def __enter__(self) -> BarProgress:
         return self

@@ -9,6 +9,7 @@ from typing import Any
 from autotune import engines, render
 from autotune.cli.common import kernel_code, print_json, read_task
 from autotune.engines._base import Task
+from autotune.noise import Spread
 from autotune.outcome import Outcome
 from autotune.search import SearchSettings, StopReason
 from autotune.space import format_config
@@ -65,6 +66,8 @@ def _show(result: TuneResult) -> None:
         soft_wrap=True,
     )
     out.print(_table(result))
+    if result.best is not None and not result.gain:
+        out.print(_no_gain(result), soft_wrap=True)
     if result.best is None:
         out.print(_why_nothing(result), soft_wrap=True)
         for status, message in result.messages.items():
@@ -72,9 +75,12 @@ def _show(result: TuneResult) -> None:
         return
     best, target = result.best, result.task.chip.name
     for label, text in _facts(result):
-        out.print(f"{label:<10}{text}", soft_wrap=True)
+        out.print(f"{label:<13}{text}", soft_wrap=True)
     source = render.provenance(best.outcome.source, target)
-    out.print(f"\nTimes are {source}.")
+    by = f" by {best.outcome.timer}" if best.outcome.timer else ""
+    out.print(f"\nTimes are {source}{by}.")
+    if result.final is not None:
+        out.print("Intervals hold with 99 % confidence, from races in fresh processes.")
     for name, outcome in result.baselines.items():
         if outcome is not None and outcome.ok and outcome.source is not best.outcome.source:
             out.print(f"Not so {name}'s: {render.provenance(outcome.source, target)}.")
@@ -94,10 +100,29 @@ def _why_nothing(result: TuneResult) -> str:
     if (fastest := result.unvalidated) is None:
         return "No config works and was shown right: nothing is kept."
     time = render.milliseconds(fastest.outcome.time_ms)
+    lacks = "confirmed in fresh processes" if fastest.outcome.measured and fastest.validation else "validated"
     return (
-        f"The fastest, {format_config(fastest.config)} at {time}, was not validated yet, so nothing is kept: "
+        f"The fastest, {format_config(fastest.config)} at {time}, was not {lacks} yet, so nothing is kept: "
         "run the same command to resume."
     )
+
+
+def _no_gain(result: TuneResult) -> str:
+    """The search's winner was not shown to be faster than a baseline config."""
+    assert result.final is not None
+    winner = result.final.winner
+    ratios = [
+        f"{_factor(ratio)} against {name}" for name, ratio in result.final.ratios.items() if name in result.baselines
+    ]
+    return (
+        f"No gain: the baseline stands. The fastest of the search, {format_config(winner.config)}, "
+        f"was not shown to be faster ({', '.join(ratios) or 'it is the baseline'})."
+    )
+
+
+def _factor(ratio: Spread) -> str:
+    """``1.87× (1.83 to 1.91)``: 99 % confidence."""
+    return f"{render.times(ratio.value)} ({ratio.low:.2f} to {ratio.high:.2f})"
 
 
 def _table(result: TuneResult) -> Any:
@@ -105,10 +130,13 @@ def _table(result: TuneResult) -> Any:
     roofline = result.roofline_ms
     for name, outcome in result.baselines.items():
         label = f"{name} (the reference)" if name == REFERENCE else f"{name} config"
-        table.add_row(label, _time(outcome), render.times(result.speedup(name)), _share(outcome, roofline))
+        ratio = result.ratio(name)
+        faster = _factor(ratio) if ratio is not None else render.times(result.speedup(name))
+        table.add_row(label, _time(outcome), faster, _share(outcome, roofline))
     best = result.best.outcome if result.best else None
     table.add_row("tuned", _time(best), "", _share(best, roofline), style="bold")
-    table.add_row("roofline", render.milliseconds(roofline), "", "")
+    if roofline is not None:
+        table.add_row("roofline", render.milliseconds(roofline), "", "")
     return table
 
 
@@ -120,6 +148,11 @@ def _facts(result: TuneResult) -> list[tuple[str, str]]:
     if outcome.bound:
         parts = [f"{name} {render.milliseconds(value)}" for name, value in _parts(outcome) if value is not None]
         facts.append(("bound", f"{outcome.bound}" + (f" ({', '.join(parts)})" if parts else "")))
+    if outcome.interval_ms is not None:
+        low, high = (render.milliseconds(value) for value in outcome.interval_ms)
+        facts.append(("measured", f"{low} to {high}, {outcome.repeats} samples"))
+    if outcome.peak_bytes is not None:
+        facts.append(("memory", render.memory(outcome.peak_bytes)))
     if validation is not None and validation.max_rel_error is not None:
         held = f", tolerance {validation.tolerance:.1e}" if validation.tolerance is not None else ""
         facts.append(("validated", f"relative error {validation.max_rel_error:.1e}{held}"))
@@ -140,5 +173,7 @@ def _time(outcome: Outcome | None) -> str:
     return render.milliseconds(outcome.time_ms) if outcome.ok else outcome.status.value
 
 
-def _share(outcome: Outcome | None, roofline_ms: float) -> str:
-    return render.percent(roofline_ms / outcome.time_ms) if outcome is not None and outcome.time_ms else ""
+def _share(outcome: Outcome | None, roofline_ms: float | None) -> str:
+    if outcome is None or not outcome.time_ms or roofline_ms is None:
+        return ""
+    return render.percent(roofline_ms / outcome.time_ms)

@@ -2,12 +2,45 @@
 
 from __future__ import annotations
 
-from autotune.engines._base import Engine, Task
-from autotune.errors import UnavailableError, UsageError
+from autotune.chips import CHIPS, DEFAULT_TARGET, Chip, get_chip
+from autotune.engines._base import Engine, Race, Task
+from autotune.errors import UsageError, one_of
 
-__all__ = ["Engine", "Task", "open_engine"]
+__all__ = ["Engine", "Race", "Task", "choose", "open_engine"]
 
 NAMES = ("auto", "compiler", "device")
+
+
+def choose(name: str, target: str | None) -> tuple[str, Chip]:
+    """Which engine `name` means on this machine, and which chip it works for.
+
+    Args:
+        name: "compiler", "device", or "auto": the device where a TPU is attached and `target` is no other.
+        target: As ``--target``; None for the attached device, or the default without one.
+
+    Raises:
+        UsageError: No engine has that name, or the engine does not work for that target.
+        UnavailableError: The device cannot be opened.
+    """
+    if name not in NAMES:
+        raise UsageError(f"unknown engine {name!r}: use auto, compiler or device")
+    wanted = get_chip(target) if target is not None else None
+    if name != "compiler":
+        from autotune.engines.device import hardware
+
+        if name == "device" or hardware.tpu_chips():
+            chip = hardware.attached().chip
+            if wanted in (None, chip):
+                return "device", chip
+            if name == "device":
+                raise UsageError(
+                    f"--target {target}: the attached device is {chip.device_kind}; leave --target out to measure on "
+                    f"it, or predict for {target} with --engine compiler"
+                )
+    chip = wanted or get_chip(DEFAULT_TARGET)
+    if not chip.known:
+        raise UsageError(f"--target {target}: nothing is compiled for it; use {one_of(CHIPS)}, or --engine device")
+    return name, chip
 
 
 def open_engine(name: str, task: Task, *, jobs: int, timeout_s: float) -> Engine:
@@ -24,8 +57,12 @@ def open_engine(name: str, task: Task, *, jobs: int, timeout_s: float) -> Engine
     """
     if name not in NAMES:
         raise UsageError(f"unknown engine {name!r}: use auto, compiler or device")
+    if task.chip.platform not in task.kernel.platforms:
+        raise UsageError(f"{task.kernel.name} runs on {one_of(task.kernel.platforms)}, not on a {task.chip.platform}")
     if name == "device":
-        raise UnavailableError("the device engine is not built yet: use --engine compiler")
+        from autotune.engines.device.engine import open_device_engine
+
+        return open_device_engine(task, jobs=jobs, timeout_s=timeout_s)
     from autotune.engines.compiler.engine import open_compiler_engine
 
     return open_compiler_engine(task, jobs=jobs, timeout_s=timeout_s, or_analytic=name == "auto")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any, ClassVar, Self
 
 from autotune.chips import Chip
 from autotune.kernel import Kernel
-from autotune.outcome import Config, Outcome
+from autotune.outcome import Config, Outcome, Status
 from autotune.validation import Validation
 
 
@@ -22,6 +23,27 @@ class Task:
     chip: Chip
 
 
+@dataclasses.dataclass(frozen=True)
+class Race:
+    """Several candidates timed in turn, by one process.
+
+    Attributes:
+        status: ok, or what ended it.
+        samples: Of each candidate, its times round by round, in milliseconds.
+        timer: As of an outcome.
+        message: Why there are no samples.
+    """
+
+    status: Status
+    samples: Sequence[Sequence[float]] = ()
+    timer: str = ""
+    message: str = ""
+
+    @property
+    def ok(self) -> bool:
+        return self.status is Status.OK
+
+
 class Engine(abc.ABC):
     """Evaluates configs of one task, `jobs` at a time. A context manager: leaving it ends its processes.
 
@@ -30,10 +52,12 @@ class Engine(abc.ABC):
 
     Attributes:
         name: "compiler" or "device".
+        measures: Whether its times are measurements, noisy and worth repeating: then it can `race`.
         notice: One line the user must know about how this engine works today, or "".
     """
 
     name: ClassVar[str]
+    measures: ClassVar[bool] = False
     notice: str = ""
 
     def __init__(self, task: Task, *, jobs: int, timeout_s: float) -> None:
@@ -52,6 +76,17 @@ class Engine(abc.ABC):
     @abc.abstractmethod
     def validate(self, config: Config) -> Future[Validation]:
         """Compares the kernel with the reference numerically."""
+
+    def race(self, entries: Sequence[Config | None], *, seconds: float, seed: int, fresh: bool = False) -> Future[Race]:
+        """Times configs, or the reference where an entry is None, against each other.
+
+        Args:
+            entries: At least one; all must have been evaluated, and were ok.
+            seconds: About so long, after all are compiled and warm.
+            seed: Of the inputs.
+            fresh: In a process that has done nothing before.
+        """
+        raise NotImplementedError(f"the {self.name} engine measures nothing")
 
     @abc.abstractmethod
     def close(self) -> None:

@@ -18,21 +18,22 @@ def kernel_path(kernel: Kernel) -> str:
     return f"{type(kernel).__module__}:{type(kernel).__qualname__}"
 
 
-def _open(kernel: str, problem: Mapping[str, Any]) -> tuple[Kernel, Any]:
+def open_kernel(kernel: str, problem: Mapping[str, Any]) -> tuple[Kernel, Any]:
+    """The kernel and the problem that a job was sent."""
     instance = resolve(kernel)() if ":" in kernel else get_kernel(kernel)
     return instance, instance.problem_type.from_dict(problem)
 
 
 def compile_config(kernel: str, problem: Mapping[str, Any], target: str, config: Mapping[str, Any]) -> dict[str, Any]:
     """The kernel with `config`, compiled for `target` and predicted."""
-    instance, parsed = _open(kernel, problem)
+    instance, parsed = open_kernel(kernel, problem)
     estimate = instance.estimate_ms(parsed, config, get_chip(target))
     return _compile(instance, parsed, target, instance.bind(parsed, config), estimate)
 
 
 def compile_reference(kernel: str, problem: Mapping[str, Any], target: str) -> dict[str, Any]:
     """The reference as XLA compiles it for `target`, predicted by the same rules."""
-    instance, parsed = _open(kernel, problem)
+    instance, parsed = open_kernel(kernel, problem)
     return _compile(instance, parsed, target, instance.reference(parsed), None)
 
 
@@ -42,14 +43,14 @@ def _compile(
     from autotune.engines.compiler.toolchain import compile_for
 
     chip = get_chip(target)
-    roofline_ms = kernel.cost(problem).roofline_ms(chip)
+    roofline_ms = kernel.cost(problem).roofline_ms(chip) or 0.0
     outcome = compile_for(function, kernel.arguments(problem), chip, roofline_ms=roofline_ms, analytic_ms=analytic_ms)
     return outcome.to_dict()
 
 
 def validate(kernel: str, problem: Mapping[str, Any], config: Mapping[str, Any], seed: int) -> dict[str, Any]:
     """The kernel with `config` against the reference, in the TPU interpreter."""
-    instance, parsed = _open(kernel, problem)
+    instance, parsed = open_kernel(kernel, problem)
     return _validate(instance, parsed, config, seed=seed).to_dict()
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import itertools
 import json
 import os
 import re
@@ -15,7 +17,7 @@ import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -43,6 +45,23 @@ class JobTimeout(Exception):
     """The job overran its limit and its process was killed."""
 
 
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """One call in a worker.
+
+    Attributes:
+        function: ``module:function``.
+        arguments: Its arguments, in JSON types.
+        timeout_s: After so many seconds the worker is killed.
+        phase: What a failure's text begins with, where a worker does several jobs for one result.
+    """
+
+    function: str
+    arguments: Mapping[str, Any]
+    timeout_s: float
+    phase: str = ""
+
+
 class WorkerPool:
     """Runs jobs in `size` processes, each started on demand and replaced when it dies.
 
@@ -50,15 +69,28 @@ class WorkerPool:
         size: Jobs in flight at once.
         warm_up: ``module:function`` that a fresh worker runs before its first job.
         environment: Variables set for the workers on top of this process's own.
+        own: Variables of each worker's own, on top of those: one mapping a worker.
+        recycle_bytes: A worker above this size is replaced between jobs.
     """
 
-    def __init__(self, size: int, *, warm_up: str, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        size: int,
+        *,
+        warm_up: str,
+        environment: Mapping[str, str],
+        own: Sequence[Mapping[str, str]] = (),
+        recycle_bytes: int = RECYCLE_BYTES,
+    ) -> None:
         _remove_stale_scratch()
         self._scratch = Path(tempfile.mkdtemp(prefix=f"{_SCRATCH}{os.getpid()}-"))
         self._warm_up = warm_up
         # Workers run elsewhere, but import what this process can.
         path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
         self._environment = {**os.environ, "PYTHONPATH": path, **environment}
+        self._own = own or [{}] * size
+        self._places = itertools.count()
+        self._recycle_bytes = recycle_bytes
         self._local = threading.local()
         self._workers: list[_Worker] = []
         self._tickets: weakref.WeakKeyDictionary[Future[Any], _Ticket] = weakref.WeakKeyDictionary()
@@ -71,8 +103,42 @@ class WorkerPool:
 
         The future raises `JobError`, `WorkerDied` or `JobTimeout`.
         """
+        return self._start_thread(lambda ticket: self._run(ticket, Job(job, arguments, timeout_s)))
+
+    def submit_all(
+        self,
+        jobs: Sequence[Job],
+        *,
+        until: Callable[[Any], bool] = lambda result: False,
+        spent: Callable[[Any], bool] = lambda result: False,
+        fresh: bool = False,
+    ) -> Future[list[Any]]:
+        """Runs the jobs one after the other in one worker; the future gives their results, or raises the first error.
+
+        Args:
+            jobs: What to run; each has a limit of its own.
+            until: Whether a result makes those after it needless.
+            spent: Whether the last result leaves a worker that should do nothing more.
+            fresh: In a process that has done nothing before, and does nothing after.
+        """
+
+        def run(ticket: _Ticket) -> list[Any]:
+            if fresh:
+                self._replace()
+            results: list[Any] = []
+            for job in jobs:
+                results.append(self._run(ticket, job))
+                if until(results[-1]):
+                    break
+            if fresh or spent(results[-1]):
+                self._replace()
+            return results
+
+        return self._start_thread(run)
+
+    def _start_thread(self, call: Callable[[_Ticket], Any]) -> Future[Any]:
         ticket = _Ticket()
-        future = self._threads.submit(self._run, ticket, {"job": job, "arguments": dict(arguments)}, timeout_s)
+        future = self._threads.submit(call, ticket)
         self._tickets[future] = ticket
         return future
 
@@ -100,8 +166,11 @@ class WorkerPool:
         if worker is None or not worker.alive:
             if self._closed:
                 raise WorkerDied("the pool was closed")
+            if not hasattr(self._local, "place"):
+                self._local.place = next(self._places)
+            environment = {**self._environment, **self._own[self._local.place]}
             try:
-                worker = _Worker(self._warm_up, self._environment, self._scratch)
+                worker = _Worker(self._warm_up, environment, self._scratch)
             except OSError as error:
                 raise WorkerDied(f"no worker process can be started: {error}") from error
             with self._lock:
@@ -116,17 +185,28 @@ class WorkerPool:
                     self._forget(worker)
         return worker
 
+    def _replace(self) -> None:
+        """Ends this thread's worker, so that the next job starts another."""
+        worker: _Worker | None = getattr(self._local, "worker", None)
+        if worker is not None and worker.alive:
+            worker.kill()
+            self._forget(worker)
+
     def _forget(self, worker: _Worker) -> None:
         """A dead worker's process id may be someone else's by the time the pool closes."""
         with self._lock:
             self._workers.remove(worker)
 
-    def _run(self, ticket: _Ticket, request: dict[str, Any], timeout_s: float) -> Any:
+    def _run(self, ticket: _Ticket, job: Job) -> Any:
         worker = ticket.worker = self._worker()
         try:
-            answer = worker.ask(request, timeout_s)
-            if answer["rss_bytes"] > RECYCLE_BYTES:
+            answer = worker.ask({"job": job.function, "arguments": dict(job.arguments)}, job.timeout_s)
+            if answer["rss_bytes"] > self._recycle_bytes:
                 worker.kill()
+        except (JobTimeout, WorkerDied) as error:
+            if not job.phase:
+                raise
+            raise type(error)(f"{job.phase}: {error}") from error
         finally:
             ticket.worker = None
             if not worker.alive:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from autotune.outcome import Source, is_figure
@@ -26,7 +26,10 @@ class Preset:
         source: "predicted" or "measured".
         method: Where the time came from, finer: a `Source` value.
         engine: Which engine gave it.
-        baselines: Name to ``{"time_ms": …}``; ``{"status": …}`` where the baseline did not work.
+        baselines: Name to ``{"time_ms": …}``; ``{"status": …}`` where the baseline did not work. Where both were
+            measured in turn, with ``speedup`` and ``speedup_interval``.
+        interval_ms: Where a measured time lies.
+        timer: How it was measured.
         compute_ms: Time the compute units would take alone.
         memory_ms: Time the HBM traffic would take alone.
         roofline_ms: The least time the chip could take.
@@ -47,6 +50,8 @@ class Preset:
     method: str | None = None
     engine: str | None = None
     baselines: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
+    interval_ms: Sequence[float] | None = None
+    timer: str | None = None
     compute_ms: float | None = None
     memory_ms: float | None = None
     roofline_ms: float | None = None
@@ -92,7 +97,10 @@ class Preset:
 
     def speedup(self, baseline: str) -> float | None:
         """The baseline's time over this one's; None where the baseline has no time."""
-        time_ms = self.baselines.get(baseline, {}).get("time_ms")
+        figures = self.baselines.get(baseline, {})
+        if figures.get("speedup") is not None:
+            return figures["speedup"]
+        time_ms = figures.get("time_ms")
         return time_ms / self.time_ms if time_ms is not None else None
 
     def to_dict(self) -> dict[str, Any]:
@@ -145,7 +153,15 @@ def _is_plain(value: Any) -> bool:
 
 
 def _is_baseline(value: Any) -> bool:
-    return isinstance(value, Mapping) and (value.get("time_ms") is None or _is_time(value["time_ms"]))
+    if not isinstance(value, Mapping):
+        return False
+    times = (value.get(name) for name in ("time_ms", "speedup"))
+    interval = value.get("speedup_interval")
+    return all(time is None or _is_time(time) for time in times) and (interval is None or _is_interval(interval))
+
+
+def _is_interval(value: Any) -> bool:
+    return isinstance(value, list | tuple) and len(value) == 2 and all(map(_is_time, value))
 
 
 def _is_verdict(value: Any) -> bool:
@@ -171,6 +187,8 @@ _FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "method": (lambda value: value in _METHODS, " or ".join(_METHODS)),
     "engine": _WORD,
     "baselines": (_mapping_of(_is_baseline), "an object of objects with a positive time_ms"),
+    "interval_ms": (_is_interval, "two positive numbers"),
+    "timer": _WORD,
     "compute_ms": _DURATION,
     "memory_ms": _DURATION,
     "roofline_ms": _DURATION,

@@ -6,7 +6,7 @@ import dataclasses
 import enum
 import functools
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures import CancelledError as FutureCancelled
 from pathlib import Path
@@ -84,7 +84,8 @@ class Search:
         engine: Evaluates the configs of its task.
         baselines: Named configs to start with.
         settings: How much, and where it is kept.
-        start: Gives a config known to be good, to begin with after the baselines, or None; called when first needed.
+        start: Gives configs known to be good, to begin with after the baselines; called when first needed.
+        foreseen: What a config was predicted to take, kept beside what is measured.
 
     Raises:
         UsageError: The space is empty, or the study was made for something else.
@@ -97,7 +98,8 @@ class Search:
         baselines: Mapping[str, Config],
         settings: SearchSettings,
         *,
-        start: Callable[[], Config | None] = lambda: None,
+        start: Callable[[], Sequence[Config]] = lambda: (),
+        foreseen: Callable[[Config], Outcome | None] = lambda config: None,
     ) -> None:
         task = engine.task
         self._engine = engine
@@ -105,7 +107,7 @@ class Search:
         self._space = task.kernel.space(task.problem, task.chip)
         self._baselines = list(baselines.values())
         self._encoding = Encoding(self._space, self._baselines)
-        self._start = start
+        self._start, self._foreseen = start, foreseen
         self.study = TuningStudy(
             identity(task, engine.name, settings.seed, self._encoding),
             self._encoding,
@@ -187,9 +189,9 @@ class Search:
         return self.study.done + self.study.in_flight_elsewhere + in_flight < self._settings.trials
 
     def _queue_ranking(self) -> None:
-        start = self._start()
-        if start is not None and self._encoding.holds(start):  # What is no candidate would make another study of it.
-            self.study.enqueue(start)
+        for config in self._start():
+            if self._encoding.holds(config):  # What is no candidate would make another study of it.
+                self.study.enqueue(config)
         share = max(1, round(self._settings.trials * RANKED_SHARE))
         for config in self.pool.ranked(share):
             self.study.enqueue(config)
@@ -214,6 +216,8 @@ class Search:
         except FutureCancelled:
             outcome = Outcome(Status.CRASH, message="the engine gave the trial up")
         del self._in_flight[future]
+        if outcome.measured and (foreseen := self._foreseen(config)) is not None:
+            outcome = dataclasses.replace(outcome, predicted_ms=foreseen.time_ms, predicted_by=foreseen.source)
         self.study.tell(trial, outcome, limit_s=self._engine.timeout_s)
         return TrialRecord(trial.number, config, outcome)
 

@@ -3,52 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future
 from typing import Any
 
-from autotune import versions
-from autotune.engines import _jobs
 from autotune.engines._base import Engine, Task
 from autotune.engines._pool import JobError, JobTimeout, WorkerDied, WorkerPool
+from autotune.engines._pooled import PooledEngine
 from autotune.engines.compiler.support import validation_environment, why_unsupported, worker_environment
 from autotune.errors import UnavailableError
 from autotune.outcome import Config, Outcome, Source, Status
-from autotune.validation import Validation
-
-_VALIDATION_TIMEOUT_S = 600.0
 
 
-class _PooledEngine(Engine):
-    """What both engines share: validation in workers, and typed results for whatever happens to a worker."""
-
-    def __init__(self, task: Task, pool: WorkerPool, *, jobs: int, timeout_s: float) -> None:
-        super().__init__(task, jobs=jobs, timeout_s=timeout_s)
-        self._pool = pool
-        self._identity = {"kernel": _jobs.kernel_path(task.kernel), "problem": task.problem.to_dict()}
-        self._provenance = {"engine": self.name, "target": task.chip.name, **versions.installed()}
-
-    def validate(self, config: Config, *, seed: int = 0) -> Future[Validation]:
-        arguments = {**self._identity, "config": dict(config), "seed": seed}
-        job = self._pool.submit("autotune.engines._jobs:validate", arguments, timeout_s=_VALIDATION_TIMEOUT_S)
-        return _then(self._pool, job, Validation.from_dict, lambda status, text: Validation(status, message=text))
-
-    def close(self) -> None:
-        self._pool.close()
-
-    def _outcome(self, job: Future[Any]) -> Future[Outcome]:
-        def finish(outcome: Outcome) -> Outcome:
-            return dataclasses.replace(outcome, provenance=self._provenance)
-
-        return _then(
-            self._pool,
-            job,
-            lambda fields: finish(Outcome.from_dict(fields)),
-            lambda status, text: finish(Outcome(status, message=text)),
-        )
-
-
-class CompilerEngine(_PooledEngine):
+class CompilerEngine(PooledEngine):
     """Compiles each config for the target and predicts its time from the compiler's schedule."""
 
     name = "compiler"
@@ -64,7 +31,7 @@ class CompilerEngine(_PooledEngine):
         return self._outcome(self._pool.submit(f"autotune.engines._jobs:{job}", everything, timeout_s=self.timeout_s))
 
 
-class AnalyticEngine(_PooledEngine):
+class AnalyticEngine(PooledEngine):
     """Ranks by arithmetic and still validates; for machines that cannot run the TPU compiler.
 
     Args:
@@ -134,31 +101,3 @@ def _start(jobs: int) -> tuple[WorkerPool | None, str]:
     except BaseException:
         pool.close()
         raise
-
-
-def _then(
-    pool: WorkerPool, job: Future[Any], read: Callable[[Any], Any], fail: Callable[[Status, str], Any]
-) -> Future[Any]:
-    """A future of `read(result)`, or of `fail(status, text)` where the worker did not deliver.
-
-    Cancelling it gives the job up: a worker that is at it is killed.
-    """
-    answer: Future[Any] = Future()
-
-    def settle(job: Future[Any]) -> None:
-        if not answer.set_running_or_notify_cancel():
-            return
-        if job.cancelled():
-            answer.set_result(fail(Status.CRASH, "the engine was closed before this was run"))
-            return
-        statuses = {JobTimeout: Status.TIMEOUT, WorkerDied: Status.CRASH, JobError: Status.RUNTIME_ERROR}
-        try:
-            answer.set_result(read(job.result()))
-        except tuple(statuses) as error:
-            answer.set_result(fail(statuses[type(error)], str(error)))
-        except Exception as error:  # a bug of ours: it must reach the caller
-            answer.set_exception(error)
-
-    answer.add_done_callback(lambda answer: pool.give_up(job) if answer.cancelled() else None)
-    job.add_done_callback(settle)
-    return answer

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 import shutil
 import time
 from collections.abc import Callable, Sequence
@@ -13,7 +12,8 @@ from typing import Any
 import jax
 from jax.experimental import topologies
 
-from autotune.chips import DEFAULT_TARGET, MIB, Chip, get_chip
+from autotune.chips import DEFAULT_TARGET, Chip, get_chip
+from autotune.engines._refusals import classify_compile_error, text_of
 from autotune.engines.compiler.prefetch import steered_calls
 from autotune.engines.compiler.schedule import Timing, UnresolvedError, estimated_cycles, play_module, read_dumps
 from autotune.engines.compiler.support import DUMP_FOLDER
@@ -22,10 +22,7 @@ from autotune.outcome import Outcome, Source, Status
 
 _OVERHEAD_SHARE = 1.25  # beyond both bounds by this much, waits and step overheads hold the time up
 _POSSIBLE = 0.98  # of the roofline: chip figures and schedules are no more exact than that
-_VMEM_NEEDED = re.compile(r"Scoped allocation with size ([\d.]+)([KMG])")
-_UNITS = {"K": 1024, "M": MIB, "G": 1024 * MIB}
 _FOREIGN_NOTE = "without what other cores do (SparseCores, say): the program waits for them {} times"
-_MESSAGE_LIMIT = 2000
 
 
 def warm_up() -> dict[str, str]:
@@ -67,12 +64,12 @@ def compile_for(
         traced = jax.jit(function).trace(*specs)
         lowered = traced.lower()
     except Exception as error:  # whatever tracing raises is this config's own fault
-        return Outcome(Status.LOWERING_ERROR, message=_text(error), compile_s=time.monotonic() - started)
+        return Outcome(Status.LOWERING_ERROR, message=text_of(error), compile_s=time.monotonic() - started)
     try:
         compiled = lowered.compile()
     except Exception as error:
         seconds = time.monotonic() - started
-        return dataclasses.replace(classify_compile_error(_text(error)), compile_s=seconds)
+        return dataclasses.replace(classify_compile_error(text_of(error)), compile_s=seconds)
     seconds = time.monotonic() - started
     try:
         calls = steered_calls(traced.jaxpr, [spec.example for spec in arguments])
@@ -83,7 +80,7 @@ def compile_for(
     except UnresolvedError as error:
         reason = str(error)
     except Exception as error:  # the player's own failure is not the config's: another libtpu may list otherwise
-        reason = f"the schedule cannot be read ({_text(error)[:200]})"
+        reason = f"the schedule cannot be read ({text_of(error)[:200]})"
     if analytic_ms is not None:
         note, source = f"an analytic figure, because {reason}", Source.ANALYTIC
         return Outcome(Status.OK, time_ms=analytic_ms, source=source, compile_s=seconds, message=note)
@@ -114,21 +111,3 @@ def _predicted(timing: Timing, compile_s: float) -> Outcome:
         compile_s=compile_s,
         message=_FOREIGN_NOTE.format(timing.foreign_waits) if timing.foreign_waits else "",
     )
-
-
-def classify_compile_error(text: str) -> Outcome:
-    """The typed refusal behind the compiler's text. VMEM and HBM both say RESOURCE_EXHAUSTED."""
-    lowered = text.lower()
-    if "scopedvmemoom" in lowered or "memory space vmem" in lowered or "scoped vmem limit" in lowered:
-        needed = _VMEM_NEEDED.search(text)
-        vmem = int(float(needed[1]) * _UNITS[needed[2]]) if needed else None
-        return Outcome(Status.VMEM_OOM, vmem_bytes=vmem, message=text)
-    if "hbmoom" in lowered or "out of memory on hbm" in lowered or "memory space hbm" in lowered:
-        return Outcome(Status.HBM_OOM, message=text)
-    if "mosaic failed" in lowered or "e2001" in lowered or "e2002" in lowered or "e2003" in lowered:
-        return Outcome(Status.LOWERING_ERROR, message=text)
-    return Outcome(Status.COMPILE_ERROR, message=text)
-
-
-def _text(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"[:_MESSAGE_LIMIT]

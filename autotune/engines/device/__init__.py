@@ -1,0 +1,1 @@
+"""The device engine: compiles and runs on the attached accelerator, and times it there."""

@@ -1,0 +1,139 @@
+"""The device engine: each config is compiled, run and timed by the process that owns the device."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+from autotune.engines._base import Race, Task
+from autotune.engines._pool import Job, WorkerPool
+from autotune.engines._pooled import VALIDATION_TIMEOUT_S, PooledEngine, typed
+from autotune.engines.compiler.support import validation_environment
+from autotune.engines.device import hardware
+from autotune.errors import UsageError
+from autotune.outcome import Config, Outcome, Status
+from autotune.validation import Validation, worst
+
+_JOBS = "autotune.engines.device.jobs"
+# XLA keeps what it allocates on a CPU; on an accelerator a worker's own memory stays small.
+_RECYCLE_BYTES = 6 * 1024**3
+_TUNING_SEED, _CHECK_SEED = 0, 100_000
+# A check compiles the kernel anew and runs it three times, and its reference in float32 as often.
+_CHECK_TIMEOUTS = 4
+
+
+class DeviceEngine(PooledEngine):
+    """Measures on the attached accelerator, one worker a chip; validates there too.
+
+    `timeout_s` limits a config's compile and, apart from that, its run.
+    """
+
+    name = "device"
+    measures = True
+
+    def __init__(self, task: Task, device: hardware.Attached, *, jobs: int, timeout_s: float) -> None:
+        self._lock = hardware.reserve(device)
+        count = min(jobs, device.count)
+        pool = WorkerPool(
+            count,
+            warm_up=hardware.DESCRIBE,
+            environment=hardware.environment(),
+            own=hardware.own_environments(count),
+            recycle_bytes=_RECYCLE_BYTES,
+        )
+        super().__init__(task, pool, jobs=count, timeout_s=timeout_s)
+        # Small problems are validated on the CPU, where Pallas' interpreter is.
+        self._checks = WorkerPool(1, warm_up="autotune.engines._jobs:import_jax", environment=validation_environment())
+        self._threads = ThreadPoolExecutor(1)
+        self._provenance |= {"device_kind": device.device_kind}
+
+    def evaluate(self, config: Config) -> Future[Outcome]:
+        return self._measure(dict(config))
+
+    def evaluate_reference(self) -> Future[Outcome]:
+        return self._measure(None)
+
+    def _measure(self, config: Config | None) -> Future[Outcome]:
+        what = {**self._identity, "config": config, "seed": _TUNING_SEED}
+        job = self._pool.submit_all(
+            [self._job("compile_program", what, "compile"), self._job("run_program", what, "run")],
+            until=lambda refusal: refusal is not None,
+            spent=lambda outcome: outcome["status"] == Status.HBM_OOM,
+        )
+        return self._outcome(job, _last)
+
+    def race(self, entries: Sequence[Config | None], *, seconds: float, seed: int, fresh: bool = False) -> Future[Race]:
+        configs = [dict(entry) if entry is not None else None for entry in entries]
+        jobs = [
+            self._job("compile_program", {**self._identity, "config": config, "seed": seed}, "compile")
+            for config in configs
+        ]
+        together = {**self._identity, "configs": configs, "seed": seed, "seconds": seconds}
+        race = self._job("race", together, "race")
+        jobs.append(dataclasses.replace(race, timeout_s=self.timeout_s * len(configs)))
+        job = self._pool.submit_all(jobs, until=lambda result: result is not None, fresh=fresh)
+        return typed(self._pool, job, _read_race, lambda status, text: Race(status, message=text))
+
+    def validate(self, config: Config, *, seed: int = 0) -> Future[Validation]:
+        return self._threads.submit(self._validate, dict(config), seed)
+
+    def _validate(self, config: Config, seed: int) -> Validation:
+        """On small problems first: what is wrong there need not take the device's time."""
+        arguments = {**self._identity, "config": config, "seed": seed}
+        job = self._checks.submit("autotune.engines._jobs:validate", arguments, timeout_s=VALIDATION_TIMEOUT_S)
+        small: Validation = typed(self._checks, job, Validation.from_dict, _failed).result()
+        if not small.ok:
+            return small
+        check = self._job("check", {**arguments, "seed": _CHECK_SEED + seed}, "check")
+        job = self._pool.submit_all([dataclasses.replace(check, timeout_s=_CHECK_TIMEOUTS * self.timeout_s)])
+        return _both(small, typed(self._pool, job, _read_check, _failed).result())
+
+    def close(self) -> None:
+        super().close()
+        self._checks.close()
+        self._threads.shutdown(wait=True, cancel_futures=True)
+        self._lock.release()
+
+    def _job(self, function: str, arguments: dict[str, Any], phase: str) -> Job:
+        return Job(f"{_JOBS}:{function}", arguments, self.timeout_s, phase)
+
+
+def open_device_engine(task: Task, *, jobs: int, timeout_s: float) -> DeviceEngine:
+    """The device engine.
+
+    Raises:
+        UsageError: The task is for another chip than the one that is attached, or for a kernel that does not run there.
+        UnavailableError: No device can be opened, or another run has it.
+    """
+    device = hardware.attached()
+    if task.chip != device.chip:
+        raise UsageError(f"the attached device is {device.device_kind}, not {task.chip.device_kind}")
+    return DeviceEngine(task, device, jobs=jobs, timeout_s=timeout_s)
+
+
+def _last(results: Sequence[Any]) -> Any:
+    return results[-1]
+
+
+def _read_race(results: Sequence[Any]) -> Race:
+    last = results[-1]
+    if "samples" in last:
+        return Race(Status.OK, last["samples"], last["timer"])
+    return Race(Status(last["status"]), message=last.get("message", ""))
+
+
+def _read_check(results: Sequence[Any]) -> Validation:
+    return Validation.from_dict(results[-1])
+
+
+def _failed(status: Status, text: str) -> Validation:
+    return Validation(status, message=text)
+
+
+def _both(small: Validation, full: Validation) -> Validation:
+    """What both show: the larger of the errors, the first refusal."""
+    problems = (*small.problems, *full.problems)
+    verdict = worst([small, full])
+    return dataclasses.replace(verdict, problems=problems)

@@ -1,0 +1,81 @@
+"""What the worker that owns the device is asked to do: JSON in, JSON out."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from autotune.engines._jobs import open_kernel
+from autotune.engines._refusals import classify_run_error, text_of
+from autotune.engines.device import timing
+from autotune.engines.device.check import check_on_device
+from autotune.engines.device.programs import Program, load
+from autotune.outcome import Config, Outcome, Source, Status
+
+
+def describe() -> dict[str, Any]:
+    """Opens the device, and says what it is."""
+    with contextlib.suppress(OSError):  # Where memory runs out, the system ends this process and not the tuner.
+        Path("/proc/self/oom_score_adj").write_text("1000")
+    device = jax.devices()[0]
+    return {"platform": device.platform, "device_kind": device.device_kind}
+
+
+@functools.cache
+def _clock() -> timing.Clock:
+    return timing.choose_clock()
+
+
+def compile_program(kernel: str, problem: Mapping[str, Any], config: Config | None, seed: int) -> dict[str, Any] | None:
+    """Compiles the kernel with `config`, or its reference, and keeps it here; the outcome where that fails."""
+    loaded = load(*open_kernel(kernel, problem), config, seed)
+    return loaded.to_dict() if isinstance(loaded, Outcome) else None
+
+
+def run_program(kernel: str, problem: Mapping[str, Any], config: Config | None, seed: int) -> dict[str, Any]:
+    """Times what was compiled; the outcome."""
+    program = _loaded(kernel, problem, config, seed)
+    started = time.monotonic()
+    try:
+        outcome = Outcome(Status.OK, source=Source.DEVICE, **_figures(timing.measure(program, _clock())))
+    except Exception as error:
+        outcome = classify_run_error(text_of(error))
+    program.inputs.restore()
+    stats = jax.devices()[0].memory_stats() or {}
+    peak_bytes = stats.get("peak_bytes_in_use", program.peak_bytes)
+    figures = {"compile_s": program.compile_s, "peak_bytes": peak_bytes, "run_s": time.monotonic() - started}
+    return dataclasses.replace(outcome, **figures).to_dict()
+
+
+def race(
+    kernel: str, problem: Mapping[str, Any], configs: Sequence[Config | None], seed: int, seconds: float
+) -> dict[str, Any]:
+    """Times what was compiled, all in turn; the samples of each, or the outcome that ended it."""
+    programs = [_loaded(kernel, problem, config, seed) for config in configs]
+    try:
+        return {"samples": timing.race(programs, _clock(), seconds), "timer": _clock().name}
+    except Exception as error:
+        return classify_run_error(text_of(error)).to_dict()
+
+
+def check(kernel: str, problem: Mapping[str, Any], config: Config, seed: int) -> dict[str, Any]:
+    """Compares the kernel with its reference here, on inputs of full size."""
+    return check_on_device(*open_kernel(kernel, problem), config, seed).to_dict()
+
+
+def _loaded(kernel: str, problem: Mapping[str, Any], config: Config | None, seed: int) -> Program:
+    loaded = load(*open_kernel(kernel, problem), config, seed)
+    if isinstance(loaded, Outcome):  # it had been compiled a moment ago, in this process
+        raise RuntimeError(loaded.message)
+    return loaded
+
+
+def _figures(measured: Mapping[str, Any]) -> dict[str, Any]:
+    return {**measured, "interval_ms": tuple(measured["interval_ms"])}

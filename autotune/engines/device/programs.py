@@ -1,0 +1,172 @@
+"""Compiled programs and their inputs, kept in the worker that owns the device."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import math
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from autotune.engines._refusals import classify_compile_error, classify_run_error, text_of
+from autotune.engines.device.hardware import memory_limit
+from autotune.kernel import Kernel
+from autotune.outcome import Config, Outcome, Status
+from autotune.render import memory
+from autotune.space import format_config
+
+# Inputs in rotation: together larger than any cache, so that no call finds its own still there.
+ROTATED_BYTES = 256 * 1024**2
+MOST_SETS = 4
+KEPT = 8  # programs; a compiled one holds memory
+
+
+@dataclasses.dataclass
+class Program:
+    """One compiled function with its inputs.
+
+    Attributes:
+        name: The function's, unique in this process: the profiler's trace knows it by that.
+        call: The compiled function.
+        inputs: Sets of arguments, taken in turn.
+        overwrites: Positions of the arguments that a call takes for itself: each call gets copies.
+        calls: How many calls make one sample long enough for a clock.
+        compile_s: Seconds the compile took.
+        peak_bytes: What the program takes, by its compiler's account.
+    """
+
+    name: str
+    call: Callable[..., Any]
+    inputs: InputSets
+    overwrites: tuple[int, ...]
+    compile_s: float
+    peak_bytes: int | None
+    calls: int = 1
+    turn: int = 0
+
+    def next_arguments(self) -> tuple[Any, ...]:
+        """The next set of inputs."""
+        self.turn += 1
+        arguments = self.inputs.sets[self.turn % len(self.inputs.sets)]
+        if not self.overwrites:
+            return arguments
+        return tuple(jnp.copy(a) if place in self.overwrites else a for place, a in enumerate(arguments))
+
+
+class InputSets:
+    """Random inputs on the device, which are shown to be what they were after each measurement.
+
+    Args:
+        make: Gives a set of arguments from a seed.
+        seed: Of the first set.
+        nbytes: Of one set.
+    """
+
+    def __init__(self, make: Callable[[int], tuple[Any, ...]], seed: int, nbytes: int) -> None:
+        self._make, self._seed = make, seed
+        self.nbytes = nbytes
+        count = min(MOST_SETS, max(2, math.ceil(ROTATED_BYTES / max(1, nbytes))))
+        self.sets = [self._place(number) for number in range(count)]
+        self._fingerprints = [fingerprint(arrays) for arrays in self.sets]
+
+    def _place(self, number: int) -> tuple[Any, ...]:
+        return jax.block_until_ready(tuple(jax.device_put(array) for array in self._make(self._seed + number)))
+
+    def restore(self) -> bool:
+        """Makes again what a kernel has overwritten; whether anything was."""
+        changed = False
+        for number, known in enumerate(self._fingerprints):
+            if fingerprint(self.sets[number]) != known:
+                self.sets[number] = self._place(number)
+                changed = True
+        return changed
+
+
+@jax.jit
+def _digest(arrays: tuple[Any, ...]) -> list[Any]:
+    digests = []
+    for array in arrays:
+        words = array if array.dtype == jnp.bool_ else jax.lax.bitcast_convert_type(array, f"uint{8 * array.itemsize}")
+        words = words.astype(jnp.uint32).ravel()
+        digests.append(jnp.sum(words * (2 * jnp.arange(words.size, dtype=jnp.uint32) + 1)))
+    return digests
+
+
+def fingerprint(arrays: tuple[Any, ...]) -> tuple[int, ...]:
+    """A number for each array that another content has not."""
+    return tuple(int(digest) for digest in _digest(tuple(arrays)))
+
+
+_numbers = itertools.count()
+_programs: OrderedDict[tuple[Any, ...], Program] = OrderedDict()
+
+
+@functools.lru_cache(maxsize=2)
+def input_sets(kernel: Kernel, problem: Any, seed: int) -> InputSets:
+    """Shared by all programs of a problem."""
+    nbytes = sum(spec.nbytes for spec in kernel.arguments(problem))
+    return InputSets(lambda number: kernel.make_inputs(problem, number), seed, nbytes)
+
+
+def load(kernel: Kernel, problem: Any, config: Config | None, seed: int) -> Program | Outcome:
+    """The compiled kernel, or its reference where `config` is None; or why there is none, as an outcome."""
+    key = (kernel.name, problem, format_config(config) if config is not None else None, seed)
+    if key in _programs:
+        _programs.move_to_end(key)
+        return _programs[key]
+    started = time.monotonic()
+    overwrites = tuple(kernel.overwrites(problem)) if config is not None else ()
+    name = f"autotune_{next(_numbers)}"
+    try:
+        function = kernel.reference(problem) if config is None else kernel.bind(problem, config)
+
+        def named(*arguments: Any) -> Any:
+            return function(*arguments)
+
+        named.__name__ = name
+        specs = [jax.ShapeDtypeStruct(spec.shape, spec.dtype) for spec in kernel.arguments(problem)]
+        lowered = jax.jit(named, donate_argnums=overwrites).lower(*specs)
+    except Exception as error:  # whatever tracing raises is this config's own fault
+        return Outcome(Status.LOWERING_ERROR, message=text_of(error), compile_s=time.monotonic() - started)
+    try:
+        compiled = lowered.compile()
+    except Exception as error:
+        refusal = classify_compile_error(text_of(error))
+        return dataclasses.replace(refusal, compile_s=time.monotonic() - started)
+    compile_s = time.monotonic() - started
+    peak_bytes = program_bytes(compiled)
+    if refusal := _too_large(kernel, problem, peak_bytes):
+        return dataclasses.replace(refusal, compile_s=compile_s, peak_bytes=peak_bytes)
+    try:
+        inputs = input_sets(kernel, problem, seed)
+    except Exception as error:
+        refusal = classify_run_error(f"its inputs cannot be made: {text_of(error)}")
+        return dataclasses.replace(refusal, compile_s=compile_s)
+    program = Program(name, compiled, inputs, overwrites, compile_s, peak_bytes)
+    _programs[key] = program
+    while len(_programs) > KEPT:
+        _programs.popitem(last=False)
+    return program
+
+
+def program_bytes(compiled: Any) -> int | None:
+    """Bytes of arguments, results and temporaries, where the compiler accounts for them."""
+    stats = compiled.memory_analysis()
+    if stats is None:
+        return None
+    parts = (stats.argument_size_in_bytes, stats.output_size_in_bytes, stats.temp_size_in_bytes)
+    return sum(parts) - stats.alias_size_in_bytes
+
+
+def _too_large(kernel: Kernel, problem: Any, peak_bytes: int | None) -> Outcome | None:
+    """Refuses what the device cannot hold: a CPU's process would be killed for it, and others with it."""
+    limit = memory_limit(jax.devices()[0].memory_stats())
+    if limit is None or peak_bytes is None or peak_bytes <= limit:
+        return None
+    return Outcome(Status.HBM_OOM, message=f"the program takes {memory(peak_bytes)}, and there are {memory(limit)}")

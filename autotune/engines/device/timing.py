@@ -1,0 +1,139 @@
+"""How long programs take: device time from the profiler's trace where there is one, the wall clock elsewhere."""
+
+from __future__ import annotations
+
+import abc
+import math
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import jax
+
+from autotune.engines.device.programs import Program
+from autotune.engines.device.trace import NoDeviceEvents, device_times, read_trace
+from autotune.noise import median_interval
+
+SAMPLE_S = 2e-3  # A sample is at least so long: the clock and the dispatch are then a small part of it.
+MOST_CALLS = 64  # in one sample: results wait in memory until the sample ends
+ROUNDS = 5  # between two looks at how sure the time is
+LEAST_SAMPLES, MOST_SAMPLES = 7, 60
+SURE = 0.01  # half of the interval, over the time
+MEASURE_S = 1.0  # A time that is not sure by then stays so, and its interval says it.
+LEAST_ROUNDS, MOST_ROUNDS = 5, 31  # of a race
+
+
+class Clock(abc.ABC):
+    """Takes times of several programs in turn, so that drift hits all alike.
+
+    Attributes:
+        name: How outcomes call it.
+    """
+
+    name: ClassVar[str]
+
+    @abc.abstractmethod
+    def rounds(self, programs: Sequence[Program], count: int) -> list[list[float]]:
+        """Of each program, `count` samples in milliseconds, one a round; every round has its own order."""
+
+
+class WallClock(Clock):
+    """From the first call of a sample until its last result is there."""
+
+    name = "wall clock"
+
+    def rounds(self, programs: Sequence[Program], count: int) -> list[list[float]]:
+        samples: list[list[float]] = [[] for _ in programs]
+        for _ in range(count):
+            for place in random.sample(range(len(programs)), len(programs)):
+                samples[place].append(_sample(programs[place]))
+        return samples
+
+
+class ProfilerClock(Clock):
+    """The device's own account of each run, in one trace of many."""
+
+    name = "profiler"
+
+    def rounds(self, programs: Sequence[Program], count: int) -> list[list[float]]:
+        with tempfile.TemporaryDirectory() as folder:
+            with jax.profiler.trace(folder):
+                WallClock().rounds(programs, count)
+            times = device_times(read_trace(Path(folder)))
+        missing = [program.name for program in programs if program.name not in times]
+        if missing:
+            raise NoDeviceEvents(f"the trace has no run of {', '.join(missing)}")
+        return [_by_sample(times[program.name], program.calls) for program in programs]
+
+
+def _by_sample(times: Sequence[float], calls: int) -> list[float]:
+    return [statistics.median(times[start : start + calls]) for start in range(0, len(times), calls)]
+
+
+def _sample(program: Program) -> float:
+    """Milliseconds a call."""
+    arguments = [program.next_arguments() for _ in range(program.calls)]
+    if program.overwrites:
+        jax.block_until_ready(arguments)  # the copies are no part of the work
+    started = time.perf_counter()
+    for one in arguments:
+        result = program.call(*one)
+    jax.block_until_ready(result)
+    return 1e3 * (time.perf_counter() - started) / program.calls
+
+
+def choose_clock() -> Clock:
+    """The profiler's, where a trifle that ran on this device shows up in its trace."""
+    trifle = jax.jit(lambda x: x + 1)
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            with jax.profiler.trace(folder):
+                jax.block_until_ready(trifle(jax.numpy.zeros(8)))
+            device_times(read_trace(Path(folder)))
+    except NoDeviceEvents:
+        return WallClock()
+    return ProfilerClock()
+
+
+def warm_up(program: Program) -> tuple[float, float]:
+    """Calls it once for each set of inputs, and settles how many calls make a sample.
+
+    Returns:
+        Milliseconds of the first call and of a later one, end to end.
+    """
+    program.calls = 1
+    first_ms = _sample(program)
+    latency_ms = min(_sample(program) for _ in program.inputs.sets)
+    program.calls = min(MOST_CALLS, max(1, math.ceil(1e3 * SAMPLE_S / latency_ms)))
+    return first_ms, latency_ms
+
+
+def measure(program: Program, clock: Clock) -> dict[str, Any]:
+    """The figures of an outcome: the median of as many samples as make it sure, within a limit."""
+    started = time.monotonic()
+    first_ms, latency_ms = warm_up(program)
+    samples: list[float] = []
+    while True:
+        samples += clock.rounds([program], ROUNDS if samples else LEAST_SAMPLES)[0]
+        time_ms, low, high = median_interval(samples)
+        sure = (high - low) / 2 <= SURE * time_ms
+        if sure or len(samples) >= MOST_SAMPLES or time.monotonic() - started > MEASURE_S:
+            break
+    return {
+        "time_ms": time_ms,
+        "interval_ms": [low, high],
+        "repeats": len(samples),
+        "timer": clock.name,
+        "first_call_ms": first_ms,
+        "latency_ms": latency_ms,
+    }
+
+
+def race(programs: Sequence[Program], clock: Clock, seconds: float) -> list[list[float]]:
+    """Of each program, its times round by round; as many rounds as `seconds` allow."""
+    round_s = sum(warm_up(program)[1] * program.calls for program in programs) / 1e3
+    return clock.rounds(programs, min(MOST_ROUNDS, max(LEAST_ROUNDS, int(seconds / round_s))))

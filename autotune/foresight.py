@@ -1,0 +1,59 @@
+"""What was predicted of a task's configs before they are measured: where to begin, and what to compare with."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+from autotune.engines._base import Task
+from autotune.outcome import Config, Outcome, Source, Status
+from autotune.search.encoding import Encoding
+from autotune.search.loop import SearchSettings
+from autotune.search.study import identity, load_records, study_name
+from autotune.search.trials import TrialRecord, fastest_first
+from autotune.space import config_key
+
+# Share of the trials that measure what was predicted to be fastest; the sampler, learning from those, decides others.
+FORESEEN_SHARE = 0.5
+
+
+class Foresight:
+    """The predictions for one task: those of the compiler's study of it in the results folder, and arithmetic else.
+
+    Args:
+        task: As of the engine that measures.
+        settings: Where the studies are, and whose seed the study has.
+    """
+
+    def __init__(self, task: Task, settings: SearchSettings) -> None:
+        self._task, self._settings = task, settings
+
+    @functools.cached_property
+    def _compiled(self) -> Sequence[TrialRecord]:
+        task, settings = self._task, self._settings
+        if not task.chip.known:
+            return []
+        encoding = Encoding(task.kernel.space(task.problem, task.chip), self._baselines)
+        name = study_name(identity(task, "compiler", settings.seed, encoding))
+        return load_records(settings.results, name) or []
+
+    @property
+    def _baselines(self) -> list[Config]:
+        return list(self._task.kernel.baselines(self._task.problem, self._task.chip).values())
+
+    def best(self, trials: int) -> list[Config]:
+        """The configs that the compiler's schedule puts first, as many as a run of `trials` should begin with."""
+        return [record.config for record in fastest_first(self._compiled)[: round(trials * FORESEEN_SHARE)]]
+
+    @functools.cached_property
+    def _outcomes(self) -> dict[tuple, Outcome]:
+        return {config_key(record.config): record.outcome for record in self._compiled if record.outcome.ok}
+
+    def predicted(self, config: Config) -> Outcome:
+        """What was predicted for `config`."""
+        known = self._outcomes.get(config_key(config))
+        if known is not None:
+            return known
+        task = self._task
+        time_ms = task.kernel.estimate_ms(task.problem, config, task.chip)
+        return Outcome(Status.OK, time_ms=time_ms, source=Source.ANALYTIC)
