@@ -175,3 +175,9 @@ class DeedKernel(Kernel):
 
     def validation_problems(self, problem, config):
         return [DeedProblem(n=16)]
+
+
+def chip_after_a_while() -> str:
+    """So long that two of these need two workers."""
+    time.sleep(1)
+    return os.environ["TPU_VISIBLE_CHIPS"]

@@ -6,6 +6,7 @@ same each time, that it leaves its inputs alone.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -30,7 +31,7 @@ def check_on_device(kernel: Kernel, problem: Any, config: Config, seed: int) -> 
     """
     where = f"{problem} on the device"
     try:
-        return _check(kernel, problem, config, seed, where)
+        return dataclasses.replace(_check(kernel, problem, config, seed, where), problems=(where,))
     except Exception as error:
         outcome = classify_run_error(text_of(error))
         return Validation(outcome.status, problems=(where,), message=f"{where}: {outcome.message}")
@@ -38,7 +39,7 @@ def check_on_device(kernel: Kernel, problem: Any, config: Config, seed: int) -> 
 
 def _check(kernel: Kernel, problem: Any, config: Config, seed: int, where: str) -> Validation:
     def refuse(reason: str) -> Validation:
-        return Validation(Status.WRONG_RESULT, problems=(where,), message=f"{where}: {reason}")
+        return Validation(Status.WRONG_RESULT, message=f"{where}: {reason}")
 
     function, overwrites = kernel.bind(problem, config), kernel.overwrites(problem)
     kept = [place for place in range(len(kernel.arguments(problem))) if place not in overwrites]

@@ -22,7 +22,7 @@ def device_times(profile: Any) -> dict[str, list[float]]:
     """Milliseconds of each run on the device, by the program's name, in the order they ran.
 
     Args:
-        profile: A `jax.profiler.ProfileData`. Its events carry nanoseconds with their fractions.
+        profile: A `jax.profiler.ProfileData`. Its events are exact to the nanosecond.
 
     Where several cores each ran the program (two act as one device), a run took as long as the slowest of them.
 

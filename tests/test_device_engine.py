@@ -1,0 +1,230 @@
+"""The device engine on this machine's CPU, with real processes that hang, die and corrupt memory."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from device_kernels import DeedKernel, DeedProblem
+
+from autotune.chips import get_chip
+from autotune.engines import Task, choose, open_engine
+from autotune.engines.device import hardware
+from autotune.errors import UnavailableError, UsageError
+from autotune.kernel import get_kernel
+from autotune.outcome import Source, Status
+from autotune.search import SearchSettings
+from autotune.tuner import tune
+
+pytestmark = pytest.mark.skipif(hardware.tpu_chips() > 0, reason="these deeds are done to a CPU's memory")
+
+
+@pytest.fixture(autouse=True)
+def on_the_cpu(monkeypatch):
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+
+
+@pytest.fixture(scope="module")
+def task() -> Task:
+    return Task(DeedKernel(), DeedProblem(), get_chip("cpu"))
+
+
+@pytest.fixture(scope="module")
+def engine(task):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JAX_PLATFORMS", "cpu")
+        with open_engine("device", task, jobs=4, timeout_s=30) as engine:
+            yield engine
+
+
+def test_what_it_measures_is_the_time_it_takes(engine):
+    outcome = engine.evaluate({"deed": "slow"}).result()
+    assert outcome.status is Status.OK
+    assert outcome.measured
+    assert outcome.source is Source.DEVICE
+    assert 20 <= outcome.time_ms < 30  # it sleeps for 20 ms
+    low, high = outcome.interval_ms
+    assert low <= outcome.time_ms <= high
+    assert outcome.repeats >= 7
+    assert outcome.timer == "wall clock"
+    assert outcome.latency_ms >= 20
+    assert outcome.first_call_ms >= outcome.latency_ms
+    assert outcome.compile_s > 0
+    assert outcome.run_s > outcome.repeats * 0.02
+    assert outcome.peak_bytes == 2 * 256 * 256 * 4  # its argument and its result
+    assert outcome.provenance["device_kind"] == "cpu"
+
+
+def test_short_calls_are_timed_many_at_once(engine):
+    outcome = engine.evaluate({"deed": "work"}).result()
+    assert outcome.time_ms < 2
+    assert outcome.repeats >= 7
+
+
+def test_the_reference_is_measured_alike(engine):
+    outcome = engine.evaluate_reference().result()
+    assert outcome.measured
+    assert outcome.time_ms < 2
+
+
+@pytest.mark.parametrize(
+    ("deed", "status", "words"),
+    [
+        ("abort", Status.CRASH, "run: the worker process ended by SIGABRT"),
+        ("too_large", Status.HBM_OOM, "the program takes 32768.00 GiB"),
+        ("exhaust", Status.HBM_OOM, "RESOURCE_EXHAUSTED"),
+        ("unlowerable", Status.LOWERING_ERROR, "never works"),
+    ],
+)
+def test_what_a_run_comes_to_has_a_type_and_the_next_one_runs(engine, deed, status, words):
+    outcome = engine.evaluate({"deed": deed}).result()
+    assert outcome.status is status, outcome.message
+    assert words in outcome.message
+    assert outcome.time_ms is None
+    assert engine.evaluate({"deed": "xla"}).result().ok
+
+
+def test_a_hang_costs_no_more_than_the_limit(engine):
+    assert engine.evaluate({"deed": "work"}).result().ok  # the worker is warm
+    engine.timeout_s = 3
+    try:
+        started = time.monotonic()
+        outcome = engine.evaluate({"deed": "hang"}).result()
+        seconds = time.monotonic() - started
+    finally:
+        engine.timeout_s = 30
+    assert outcome.status is Status.TIMEOUT
+    assert outcome.message == "run: no result within 3 s"
+    assert 3 <= seconds < 4
+    assert engine.evaluate({"deed": "work"}).result().ok
+
+
+@pytest.mark.parametrize(
+    ("deed", "status", "words"),
+    [
+        ("work", Status.OK, ""),
+        ("xla", Status.OK, ""),
+        ("nothing", Status.WRONG_RESULT, "65536 of 65536 elements are NaN"),
+        ("partly", Status.WRONG_RESULT, "256 of 65536 elements are NaN or infinite, the first at (255, 0)"),
+        ("stale", Status.WRONG_RESULT, "relative error"),
+        ("once", Status.WRONG_RESULT, "a second run on the same inputs gave another result"),
+        ("wobble", Status.WRONG_RESULT, "a second run on the same inputs gave another result"),
+        ("overwrite", Status.WRONG_RESULT, "it overwrote its argument 0"),
+        ("abort", Status.CRASH, "check: the worker process ended by SIGABRT"),
+    ],
+)
+def test_validation_on_the_device_sees_what_memory_shows(engine, deed, status, words):
+    validation = engine.validate({"deed": deed}).result()
+    assert validation.status is status, validation.message
+    assert words in validation.message
+    if validation.ok:
+        assert validation.problems[-1] == "n=256,dtype=float32 on the device"
+
+
+def test_inputs_that_a_kernel_overwrote_are_restored_for_the_next(engine):
+    """`overwrite` changes what all programs share; a kernel that is right must still be found right."""
+    assert engine.evaluate({"deed": "overwrite"}).result().ok
+    race = engine.race([{"deed": "overwrite"}, {"deed": "work"}, None], seconds=0.1, seed=0).result()
+    assert race.ok
+    assert engine.validate({"deed": "work"}).result().ok
+
+
+def test_a_race_times_all_in_turn(engine):
+    race = engine.race([{"deed": "slow"}, {"deed": "xla"}, None], seconds=0.5, seed=1).result()
+    assert race.ok
+    slow, fast, reference = race.samples
+    assert len(slow) == len(fast) == len(reference) >= 5
+    assert min(slow) >= 20 > max(fast)
+
+
+def test_a_race_that_hangs_or_cannot_begin_says_so(engine):
+    engine.timeout_s = 2
+    try:
+        race = engine.race([{"deed": "work"}, {"deed": "hang"}], seconds=0.1, seed=1, fresh=True).result()
+    finally:
+        engine.timeout_s = 30
+    assert race.status is Status.TIMEOUT
+    assert race.message == "race: no result within 4 s"
+    race = engine.race([{"deed": "unlowerable"}], seconds=0.1, seed=1).result()
+    assert race.status is Status.LOWERING_ERROR
+
+
+def test_two_runs_do_not_measure_at_once(engine, task):
+    with pytest.raises(UnavailableError, match="another run is measuring on this cpu"):
+        open_engine("device", task, jobs=1, timeout_s=10)
+
+
+def test_a_run_over_all_of_them_goes_on_and_keeps_one_that_is_right(engine, task, tmp_path):
+    engine.timeout_s = 5
+    try:
+        result = tune(task, engine, SearchSettings(trials=30, results=tmp_path))
+    finally:
+        engine.timeout_s = 30
+    assert result.best is not None
+    assert result.best.config["deed"] in ("work", "xla", "confine")
+    assert result.best.validation.ok
+    assert result.best.outcome.measured
+    assert result.gain  # the baseline sleeps
+    assert result.counts["timeout"] == 1
+    assert result.counts["crash"] == 1
+    assert result.counts["hbm_oom"] == 2
+    assert sum(result.counts.values()) == 15
+    assert not {record.config["deed"] for record in result.rejected} & {"work", "xla"}
+
+
+def test_a_target_that_is_not_attached_is_refused(monkeypatch):
+    with pytest.raises(UsageError, match="--target v6e: the attached device is cpu"):
+        choose("device", "v6e")
+    with pytest.raises(UsageError, match="--target cpu: nothing is compiled for it"):
+        choose("compiler", "cpu")
+    assert choose("device", "cpu")[0] == "device"
+    assert choose("auto", None) == ("auto", get_chip("v5e"))
+    monkeypatch.setattr(hardware, "tpu_chips", lambda: 4)
+    monkeypatch.setattr(hardware, "attached", lambda: hardware.Attached("tpu", "TPU v6 lite", 4))
+    assert choose("auto", None) == ("device", get_chip("v6e"))
+    assert choose("auto", "v6e") == ("device", get_chip("v6e"))
+    assert choose("auto", "v5p") == ("auto", get_chip("v5p"))
+    assert choose("compiler", None) == ("compiler", get_chip("v5e"))
+
+
+def test_a_kernel_for_tpus_is_refused_on_a_cpu():
+    kernel = get_kernel("matmul")
+    task = Task(kernel, kernel.problems[kernel.default_problem], get_chip("cpu"))
+    with pytest.raises(UsageError, match="matmul runs on tpu, not on a cpu"):
+        open_engine("device", task, jobs=1, timeout_s=1)
+
+
+def test_a_platform_that_jax_has_not_is_said_in_one_line(monkeypatch):
+    monkeypatch.setenv("JAX_PLATFORMS", "no_such")
+    hardware.attached.cache_clear()
+    with pytest.raises(UnavailableError, match="no device can be opened") as caught:
+        hardware.attached()
+    assert "\n" not in str(caught.value)
+    assert "no_such" in str(caught.value)
+
+
+def test_tpus_are_counted_on_the_bus(tmp_path: Path, monkeypatch):
+    cards = [("0x1ae0", "0x0063"), ("0x1ae0", "0x0063"), ("0x1ae0", "0x0042"), ("0x10de", "0x0063")]
+    for name, (vendor, device) in zip("abcd", cards, strict=True):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "vendor").write_text(vendor + "\n")
+        (tmp_path / name / "device").write_text(device + "\n")
+    monkeypatch.setattr(hardware, "_PCI", tmp_path)
+    assert hardware.tpu_chips() == 2
+    own = hardware.own_environments(2)
+    assert [environment["TPU_VISIBLE_CHIPS"] for environment in own] == ["0", "1"]
+    assert len({environment["TPU_PROCESS_PORT"] for environment in own}) == 2
+
+
+def test_each_worker_has_an_environment_of_its_own():
+    from autotune.engines._pool import WorkerPool
+
+    pool = WorkerPool(
+        2, warm_up="os:getpid", environment={}, own=[{"TPU_VISIBLE_CHIPS": "0"}, {"TPU_VISIBLE_CHIPS": "1"}]
+    )
+    try:
+        jobs = [pool.submit("device_kernels:chip_after_a_while", {}, timeout_s=30) for _ in range(2)]
+        assert {job.result() for job in jobs} == {"0", "1"}
+    finally:
+        pool.close()
