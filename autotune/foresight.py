@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-from collections.abc import Sequence
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 
-from autotune.engines._base import Task
+from autotune.accuracy.statistics import spearman
+from autotune.engines._base import Engine, Task
 from autotune.outcome import Config, Outcome, Source, Status
 from autotune.search.encoding import Encoding
-from autotune.search.loop import SearchSettings
+from autotune.search.interrupt import Interrupt
+from autotune.search.loop import Search, SearchSettings
 from autotune.search.study import identity, load_records, study_name
 from autotune.search.trials import TrialRecord, fastest_first
 from autotune.space import config_key
@@ -57,3 +62,47 @@ class Foresight:
         task = self._task
         time_ms = task.kernel.estimate_ms(task.problem, config, task.chip)
         return Outcome(Status.OK, time_ms=time_ms, source=Source.ANALYTIC)
+
+
+def predict(engine: Engine, settings: SearchSettings, on_trial: Callable[[TrialRecord], None]) -> None:
+    """Fills the compiler's study of the engine's task, from which `Foresight` reads; what is there is not done again.
+
+    Args:
+        engine: One that predicts, of the task that will be measured.
+        settings: Those of the run that will measure; its study is kept in the results folder in any case.
+        on_trial: Called after each prediction.
+    """
+    task = engine.task
+    here = dataclasses.replace(settings, storage=None, study=None)
+    with Interrupt() as interrupt:
+        Search(engine, task.kernel.baselines(task.problem, task.chip), here).run(
+            on_trial, interrupt, started=time.monotonic()
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Agreement:
+    """How well predictions ranked what was then measured.
+
+    Attributes:
+        spearman: Correlation of the ranks.
+        configs: How many it is over.
+        source: Where the predictions came from.
+    """
+
+    spearman: float
+    configs: int
+    source: Source
+
+
+def agreement(records: Iterable[TrialRecord]) -> Agreement | None:
+    """Of the kind of prediction that most of the measured configs have; None with fewer than three."""
+    known = [r.outcome for r in records if r.outcome.measured and r.outcome.predicted_ms and r.outcome.predicted_by]
+    if not known:
+        return None
+    source, _ = Counter(outcome.predicted_by for outcome in known).most_common(1)[0]
+    alike = [outcome for outcome in known if outcome.predicted_by is source]
+    correlation = spearman([one.predicted_ms for one in alike], [one.time_ms for one in alike])
+    if len(alike) < 3 or correlation is None:
+        return None
+    return Agreement(correlation, len(alike), source)

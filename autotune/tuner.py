@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import datetime
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import CancelledError, Future, wait
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,7 +16,7 @@ from autotune.engines._base import Engine, Task
 from autotune.errors import AutotuneError, UsageError
 from autotune.files import check_writable
 from autotune.finals import Final, close_ones, decide
-from autotune.foresight import Foresight
+from autotune.foresight import Agreement, Foresight, agreement
 from autotune.noise import Spread
 from autotune.outcome import Config, Outcome, Status
 from autotune.presets import Preset
@@ -85,6 +85,7 @@ class TuneResult:
         gave_up: Validation refused so many configs in a row that no more were tried.
         messages: Of each status but ok, the first message.
         final: What the finals showed, where times are measured.
+        agreement: How well what was predicted ranked what was measured.
         gain: Whether the best was shown to be faster than the baseline configs: else the fastest of those is `best`.
     """
 
@@ -103,6 +104,7 @@ class TuneResult:
     gave_up: bool = False
     messages: Mapping[str, str] = dataclasses.field(default_factory=dict)
     final: Final | None = None
+    agreement: Agreement | None = None
     gain: bool = True
 
     @property
@@ -162,7 +164,11 @@ class TuneResult:
         if self.final is None:
             return {}
         intervals = {name: [ratio.low, ratio.high] for name in self.baselines if (ratio := self.ratio(name))}
-        return {"gain": self.gain, "speedup_interval": intervals}
+        return {
+            "gain": self.gain,
+            "speedup_interval": intervals,
+            "predictions": dataclasses.asdict(self.agreement) if self.agreement is not None else None,
+        }
 
 
 def baseline_figures(outcome: Outcome | None) -> dict[str, Any]:
@@ -200,7 +206,14 @@ def check(task: Task, settings: SearchSettings) -> None:
     check_request(task, task.kernel.baselines(task.problem, task.chip), settings)
 
 
-def tune(task: Task, engine: Engine, settings: SearchSettings, observer: Observer | None = None) -> TuneResult:
+def tune(
+    task: Task,
+    engine: Engine,
+    settings: SearchSettings,
+    observer: Observer | None = None,
+    *,
+    start: Sequence[Config] = (),
+) -> TuneResult:
     """Searches, validates the winner and keeps it as a preset.
 
     The first SIGINT or SIGTERM ends the search and finishes with what is known; the second ends at once.
@@ -210,6 +223,7 @@ def tune(task: Task, engine: Engine, settings: SearchSettings, observer: Observe
         engine: An open engine of that task.
         settings: How much to search, and where results are kept.
         observer: Is told how it goes.
+        start: Configs to begin with after the baselines.
 
     Raises:
         UsageError: Nothing can be tuned as asked. Nothing has been written then.
@@ -224,7 +238,7 @@ def tune(task: Task, engine: Engine, settings: SearchSettings, observer: Observe
         engine,
         baselines,
         settings,
-        start=lambda: [*_in_use(task), *(known.best(settings.trials) if known else ())],
+        start=lambda: [*start, *_in_use(task), *(known.best(settings.trials) if known else ())],
         foreseen=known.predicted if known else lambda config: None,
     )
     study = search.study
@@ -268,6 +282,7 @@ def tune(task: Task, engine: Engine, settings: SearchSettings, observer: Observe
         gave_up=gave_up,
         messages=reasons(records),
         final=final,
+        agreement=agreement(records),
         gain=gain,
     )
     return result if best is None else _keep(result, settings.results)

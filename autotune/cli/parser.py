@@ -113,10 +113,11 @@ def _add_report(commands: Any) -> None:
 
 
 def _add_presets(commands: Any) -> None:
-    parser = commands.add_parser("presets", help="list, show or check the presets that a lookup would find")
-    parser.add_argument("action", choices=("list", "show", "check"))
+    parser = commands.add_parser("presets", help="list, show, check or measure the presets that a lookup would find")
+    parser.add_argument("action", choices=("list", "show", "check", "confirm"), help="confirm: on the attached device")
     parser.add_argument("kernel", metavar="KERNEL", nargs="?")
     _add_results(parser, default=None, text="this results folder instead of the search path")
+    _add_timeout(parser)
     _add_json(parser)
     parser.set_defaults(run=_run("presets"))
 
@@ -148,7 +149,13 @@ def _add_task(parser: argparse.ArgumentParser) -> None:
 
 def _add_engine(parser: argparse.ArgumentParser, engines: Sequence[str]) -> None:
     parser.add_argument("--engine", choices=engines, default="auto", help="what gives the times (auto)")
-    parser.add_argument("--jobs", type=_jobs, default=usable_cores(), metavar="N", help="workers (one a core)")
+    parser.add_argument(
+        "--jobs", type=_jobs, default=usable_cores(), metavar="N", help="workers (one a core; one a chip that measures)"
+    )
+    _add_timeout(parser)
+
+
+def _add_timeout(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--timeout", type=_positive, default=DEFAULT_TIMEOUT_S, metavar="S", help=f"for a trial ({DEFAULT_TIMEOUT_S:g})"
     )

@@ -1,4 +1,4 @@
-"""``autotune presets list|show|check``: what a lookup would find."""
+"""``autotune presets list|show|check|confirm``: what a lookup would find, and whether it holds on a device."""
 
 from __future__ import annotations
 
@@ -31,6 +31,10 @@ class Finding:
 def run(arguments: argparse.Namespace) -> int:
     if arguments.kernel is not None and arguments.kernel not in kernel_names():
         load_kernel(arguments.kernel)  # Says which there are.
+    if arguments.action == "confirm":
+        from autotune.cli import confirm
+
+        return confirm.run(arguments)
     found = list(_presets(arguments))
     if arguments.action == "check":
         return _check(found, arguments.json)

@@ -9,6 +9,8 @@ from typing import Any
 from autotune import engines, render
 from autotune.cli.common import kernel_code, print_json, read_task
 from autotune.engines._base import Task
+from autotune.errors import UnavailableError
+from autotune.foresight import predict
 from autotune.noise import Spread
 from autotune.outcome import Outcome
 from autotune.search import SearchSettings, StopReason
@@ -48,6 +50,8 @@ def _tune(task: Task, arguments: argparse.Namespace, settings: SearchSettings) -
     from autotune.cli.progress import make_progress
 
     console = render.console(stderr=True)
+    if arguments.engine == "device" and task.chip.known:
+        _predict_first(task, arguments, settings, console)
     with contextlib.ExitStack() as stack:
         engine = stack.enter_context(
             engines.open_engine(arguments.engine, task, jobs=arguments.jobs, timeout_s=arguments.timeout)
@@ -55,6 +59,22 @@ def _tune(task: Task, arguments: argparse.Namespace, settings: SearchSettings) -
         heading = [f"{task.kernel.name} {task.problem}", f"on {task.chip.name}, {engine.name} engine"]
         heading += [engine.notice] if engine.notice else []
         return tune(task, engine, settings, stack.enter_context(make_progress(console, heading)))
+
+
+def _predict_first(task: Task, arguments: argparse.Namespace, settings: SearchSettings, console: Any) -> None:
+    """Has the compiler rank configs, so that the device measures the promising ones."""
+    from autotune.cli.progress import LineProgress
+
+    try:
+        opened = engines.open_engine("compiler", task, jobs=arguments.jobs, timeout_s=arguments.timeout)
+    except UnavailableError as error:
+        console.print(f"nothing is predicted first: {error}", soft_wrap=True)
+        return
+    progress = LineProgress(console, [])
+    progress.trials = settings.trials
+    console.print(f"predicting {settings.trials} configs, to measure the best of them first", soft_wrap=True)
+    with opened as engine:
+        predict(engine, settings, progress.trial)
 
 
 def _show(result: TuneResult) -> None:
@@ -79,6 +99,12 @@ def _show(result: TuneResult) -> None:
     source = render.provenance(best.outcome.source, target)
     by = f" by {best.outcome.timer}" if best.outcome.timer else ""
     out.print(f"\nTimes are {source}{by}.")
+    if (agreed := result.agreement) is not None:
+        out.print(
+            f"Predictions ({render.METHODS[agreed.source]}) ranked {agreed.configs} of the measured configs with a "
+            f"correlation of {agreed.spearman:.2f}.",
+            soft_wrap=True,
+        )
     if result.final is not None:
         out.print("Intervals hold with 99 % confidence, from races in fresh processes.")
     for name, outcome in result.baselines.items():

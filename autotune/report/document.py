@@ -10,9 +10,11 @@ from pathlib import Path
 import pandas as pd
 
 from autotune import render
+from autotune.foresight import agreement
 from autotune.presets import Preset
 from autotune.report.frames import pairs, presets_frame, progress_frame, status_frame, target_of, top_frame
 from autotune.search.study import load_records
+from autotune.search.trials import TrialRecord
 
 _STYLE = (
     "body{font:15px/1.5 system-ui,sans-serif;max-width:75em;margin:2em auto;padding:0 1em}"
@@ -43,10 +45,24 @@ def build(results: Path, kernel: str, presets: Sequence[Preset]) -> list[Part]:
             Part(status_frame(records)),
             Part("Fastest configs", 3),
             Part(_formatted(top_frame(records))),
+            *_foresight(records),
             Part("Best so far", 3),
             Part(_formatted(progress_frame(records))),
         ]
     return parts
+
+
+def _foresight(records: Sequence[TrialRecord]) -> list[Part]:
+    """Whether predictions can be trusted on that device."""
+    agreed = agreement(records)
+    if agreed is None:
+        return []
+    return [
+        Part(
+            f"Predicted beside measured, over {agreed.configs} configs: rank correlation {agreed.spearman:.2f} "
+            f"(predictions: {render.METHODS[agreed.source]})."
+        )
+    ]
 
 
 def to_markdown(parts: Sequence[Part]) -> str:
@@ -102,8 +118,15 @@ def _overview(presets: Sequence[Preset]) -> pd.DataFrame:
 
 def _details(preset: Preset) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in preset.versions.items())
+    surely = ""
+    for name, figures in preset.baselines.items():
+        if interval := figures.get("speedup_interval"):
+            surely += (
+                f" Over {name}: {figures['speedup']:.3f}×, between {interval[0]:.3f} and {interval[1]:.3f} (99 %)."
+            )
     origin = f"{preset.source.capitalize()} with the {preset.engine} engine ({versions}) on {preset.date}"
-    return f"Config `{pairs(preset.config)}`. {origin}."
+    timer = f" Timer: {preset.timer}." if preset.timer else ""
+    return f"Config `{pairs(preset.config)}`. {origin}.{timer}{surely}"
 
 
 def _formatted(frame: pd.DataFrame) -> pd.DataFrame:

@@ -35,6 +35,7 @@ def top_frame(records: Sequence[TrialRecord]) -> pd.DataFrame:
                 "trial": record.number,
                 "config": format_config(record.config),
                 "time_ms": record.outcome.time_ms,
+                **({"predicted_ms": record.outcome.predicted_ms} if record.outcome.measured else {}),
                 "bound": record.outcome.bound,
                 "shown right": "yes" if record.validation else "not tested",
             }

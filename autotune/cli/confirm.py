@@ -1,0 +1,81 @@
+"""``autotune presets confirm``: predicted presets measured against their runner-ups on the attached device."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+from pathlib import Path
+
+from autotune import engines, presets, render
+from autotune.chips import Chip
+from autotune.cli.common import load_kernel, print_json
+from autotune.engines._base import Task
+from autotune.errors import UsageError
+from autotune.finals import FINALISTS
+from autotune.outcome import Config
+from autotune.presets import Preset
+from autotune.search import SearchSettings, fastest_first
+from autotune.search.study import load_records
+from autotune.tuner import TuneResult, check, tune
+
+DEFAULT_RESULTS = Path("results")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    results = arguments.results or DEFAULT_RESULTS
+    _, chip = engines.choose("device", None)
+    found = _predicted(results, chip, arguments.kernel)
+    if not found:
+        raise UsageError(f"{results} has no predicted presets for {chip.device_kind}, the attached device")
+    confirmed = [(preset, _confirm(preset, chip, results, arguments)) for preset in found]
+    if arguments.json:
+        print_json([result.to_dict() | {"predicted_ms": preset.time_ms} for preset, result in confirmed])
+    else:
+        _show(confirmed, chip)
+    return 0 if all(result.best is not None for _, result in confirmed) else 1
+
+
+def _predicted(results: Path, chip: Chip, kernel: str | None) -> list[Preset]:
+    return [
+        preset
+        for path in presets.files(results / "presets")
+        for preset in presets.read(path)
+        if preset.device_kind == chip.device_kind and not preset.measured and kernel in (None, preset.kernel)
+    ]
+
+
+def _confirm(preset: Preset, chip: Chip, results: Path, arguments: argparse.Namespace) -> TuneResult:
+    """A short run on the device that begins with the preset and what was predicted next to it."""
+    from autotune.cli.progress import make_progress
+
+    kernel = load_kernel(preset.kernel)
+    task = Task(kernel, kernel.problem_type.from_dict(preset.problem), chip)
+    begin = _runner_ups(preset, results)
+    trials = len(kernel.baselines(task.problem, chip)) + len(begin)
+    settings = SearchSettings(trials=trials, results=results)
+    check(task, settings)
+    console = render.console(stderr=True)
+    with contextlib.ExitStack() as stack:
+        engine = stack.enter_context(engines.open_engine("device", task, jobs=1, timeout_s=arguments.timeout))
+        progress = stack.enter_context(make_progress(console, [f"{kernel.name} {task.problem} on {chip.name}"]))
+        return tune(task, engine, settings, progress, start=begin)
+
+
+def _runner_ups(preset: Preset, results: Path) -> list[Config]:
+    """The preset's config, and the next ones of its study where that is in the results folder."""
+    records = load_records(results, preset.study) if preset.study else None
+    others = [record.config for record in fastest_first(records or []) if record.config != preset.config]
+    return [preset.config, *others[: FINALISTS - 1]]
+
+
+def _show(confirmed: list[tuple[Preset, TuneResult]], chip: Chip) -> None:
+    out = render.console()
+    table = render.table("kernel", "problem", "predicted", "measured", "over default", left=2)
+    for preset, result in confirmed:
+        best = result.best
+        measured = render.milliseconds(best.outcome.time_ms) if best is not None else "not confirmed"
+        gain = render.times(result.speedup("default")) if result.gain else "no gain"
+        problem = ", ".join(f"{n}={v}" for n, v in result.task.problem.shown().items())
+        table.add_row(preset.kernel, problem, render.milliseconds(preset.time_ms), measured, gain)
+    out.print(table)
+    out.print(f"Measured on {chip.device_kind}; the presets now hold what was measured.")
