@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import hashlib
 from pathlib import Path
 
-from autotune import engines, presets, render
+from autotune import engines, presets, render, versions
 from autotune.chips import Chip
 from autotune.cli.common import load_kernel, print_json
 from autotune.engines._base import Task
@@ -52,13 +53,19 @@ def _confirm(preset: Preset, chip: Chip, results: Path, arguments: argparse.Name
     task = Task(kernel, kernel.problem_type.from_dict(preset.problem), chip)
     begin = _runner_ups(preset, results)
     trials = len(kernel.baselines(task.problem, chip)) + len(begin)
-    settings = SearchSettings(trials=trials, results=results)
+    settings = SearchSettings(trials=trials, results=results, study=_study(task, begin))
     check(task, settings)
     console = render.console(stderr=True)
     with contextlib.ExitStack() as stack:
         engine = stack.enter_context(engines.open_engine("device", task, jobs=1, timeout_s=arguments.timeout))
         progress = stack.enter_context(make_progress(console, [f"{kernel.name} {task.problem} on {chip.name}"]))
         return tune(task, engine, settings, progress, start=begin)
+
+
+def _study(task: Task, begin: list[Config]) -> str:
+    """One of its own: a study of the same problem may have its trials already, and others."""
+    parts = (task.kernel.version, str(task.problem), task.chip.name, begin, versions.installed())
+    return f"confirm-{task.kernel.name}-{hashlib.sha256(repr(parts).encode()).hexdigest()[:8]}"
 
 
 def _runner_ups(preset: Preset, results: Path) -> list[Config]:

@@ -121,9 +121,8 @@ def _details(preset: Preset) -> str:
     surely = ""
     for name, figures in preset.baselines.items():
         if interval := figures.get("speedup_interval"):
-            surely += (
-                f" Over {name}: {figures['speedup']:.3f}×, between {interval[0]:.3f} and {interval[1]:.3f} (99 %)."
-            )
+            low, high = interval
+            surely += f" Over {name}: {figures['speedup']:.3f}×, {low:.3f} to {high:.3f} with 99 % confidence."
     origin = f"{preset.source.capitalize()} with the {preset.engine} engine ({versions}) on {preset.date}"
     timer = f" Timer: {preset.timer}." if preset.timer else ""
     return f"Config `{pairs(preset.config)}`. {origin}.{timer}{surely}"
