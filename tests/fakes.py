@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, ClassVar
 
 from autotune.chips import Chip, get_chip
-from autotune.engines._base import Engine, Task
+from autotune.engines._base import Engine, Race, Task
 from autotune.kernel import ArraySpec, Cost, Kernel
 from autotune.outcome import Config, Outcome, Source, Status
 from autotune.problem import Problem
@@ -81,6 +82,12 @@ def toy_time(config: Config) -> float:
     return 1.0 + abs(config["block_m"] - 1024) / 512 + abs(config["block_n"] - 512) / 500 + mode
 
 
+def measured(config: Config, factor: float = 1.0) -> Outcome:
+    """As a device would have it."""
+    time_ms = toy_time(config) * factor
+    return Outcome(Status.OK, time_ms=time_ms, source=Source.DEVICE, interval_ms=(time_ms, time_ms), timer="wall clock")
+
+
 def timed(config: Config) -> Outcome:
     return Outcome(Status.OK, time_ms=toy_time(config), bound="compute", source=Source.SCHEDULE)
 
@@ -118,13 +125,16 @@ class FakeEngine(Engine):
         reference: Outcome | None = None,
         reference_ms: float = 3.0,
         name: str = "compiler",
+        measures: bool = False,
     ) -> None:
         super().__init__(task or toy_task(), jobs=jobs, timeout_s=timeout_s)
         self.name = name  # type: ignore[misc]
+        self.measures = measures  # type: ignore[misc]
         self._outcome, self._verdict = outcome, verdict or (lambda config: _verdict(right(config)))
         self._reference = reference or Outcome(Status.OK, time_ms=reference_ms, source=Source.HLO)
         self.evaluated: list[Config] = []
         self.validated: list[Config] = []
+        self.races: list[tuple[Any, bool]] = []
         self.most_in_flight = 0
         self._in_flight = 0
         self._lock = threading.Lock()
@@ -146,6 +156,16 @@ class FakeEngine(Engine):
 
     def evaluate_reference(self) -> Future[Outcome]:
         return self._pool.submit(lambda: self._reference)
+
+    def race(self, entries, *, seconds: float, seed: int, fresh: bool = False) -> Future[Race]:
+        """Each entry's own time, with noise that is the same for the same seed; `fresh` ones are remembered."""
+        self.races.append((entries, fresh))
+        return self._pool.submit(self._race, entries, random.Random(seed))
+
+    def _race(self, entries, draw: random.Random) -> Race:
+        times = [(self._reference if entry is None else self._outcome(entry)).time_ms for entry in entries]
+        samples = [[time * draw.uniform(0.99, 1.01) for _ in range(7)] for time in times]
+        return Race(Status.OK, samples, "wall clock")
 
     def validate(self, config: Config) -> Future[Validation]:
         self.validated.append(dict(config))
