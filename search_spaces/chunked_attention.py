@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 WITHOUT_LOOP = (("unroll", "none"), ("unroll", "kv_step"))
 SMALLEST, MANY = 64, 6  # the shortest chunk, and how many lengths of one there are
-SHARP = 4.0  # times as long are the queries of the inputs
+SHARP = 2.0  # times as long are the queries of the inputs
 LARGE = 80_000_000  # scores of a validation problem that a CPU works through in some seconds and little memory
 
 
