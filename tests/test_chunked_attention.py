@@ -61,6 +61,12 @@ def plain(q, k, v, grad, causal: bool = True, scale: float | None = None) -> lis
     return [weights @ v, change @ k, per_kv_head(dk), per_kv_head(dv)]
 
 
+def compiled(op, *arrays: jax.Array) -> tuple[jax.Array, ...]:
+    """The result and the gradients; compiled without care for speed, in half the time."""
+    options = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+    return jax.jit(with_gradients(op), compiler_options=options)(*arrays)
+
+
 def assert_close(got, want, dtype="float32") -> None:
     """Within some roundings of the dtype, in the norm and in each element; zeros as zero as float32 makes them."""
     got = np.asarray(got, np.float64)
@@ -70,41 +76,47 @@ def assert_close(got, want, dtype="float32") -> None:
     np.testing.assert_allclose(got, want, rtol=4 * tolerance, atol=4 * tolerance * max(np.abs(want).max(), 0.25))
 
 
-@settings(max_examples=3, deadline=None, derandomize=True)
-@given(
-    kv_heads=st.integers(1, 2),
-    group=st.integers(1, 3),
-    q_len=st.integers(1, 40),
-    more=st.integers(0, 30),
-    q_chunk=st.sampled_from([8, 16, 64]),
-    kv_chunk=st.sampled_from([8, 16, 64]),
-    q_loop=st.sampled_from(Q_LOOPS),
-    remat=st.sampled_from(REMATS),
-    causal=st.booleans(),
-    scale=st.sampled_from([None, 0.7]),
-    dtype=st.sampled_from(["float32", "bfloat16"]),
-)
+ANY = {
+    "kv_heads": st.integers(1, 2),
+    "group": st.integers(1, 3),
+    "q_len": st.integers(1, 40),
+    "more": st.integers(0, 30),
+    "q_chunk": st.sampled_from([8, 16, 64]),
+    "kv_chunk": st.sampled_from([8, 16, 64]),
+    "q_loop": st.sampled_from(Q_LOOPS),
+    "remat": st.sampled_from(REMATS),
+    "causal": st.booleans(),
+    "scale": st.sampled_from([None, 0.7]),
+    "dtype": st.sampled_from(["float32", "bfloat16"]),
+}
+
+
+@settings(max_examples=1, deadline=None, derandomize=True)
+@given(**ANY)
 @example(2, 3, 37, 0, 16, 8, "scan", "kv_step", True, None, "float32")
 @example(1, 2, 33, 13, 8, 16, "scan", "q_chunk", True, 0.3, "bfloat16")
-@example(1, 1, 37, 5, 16, 8, "unroll", "q_chunk", True, None, "float32")
-@example(1, 2, 40, 0, 16, 16, "unroll", "kv_step", True, None, "bfloat16")
-@example(2, 1, 20, 17, 16, 16, "scan", "none", False, None, "float32")
-@example(1, 2, 1, 39, 16, 16, "unroll", "none", True, None, "float32")
-def test_results_and_gradients_of_any_shape_are_right(
+@example(1, 2, 25, 12, 16, 16, "unroll", "none", True, None, "float32")
+def test_results_and_gradients_are_right(
     kv_heads, group, q_len, more, q_chunk, kv_chunk, q_loop, remat, causal, scale, dtype
 ):
     *arrays, grad = operands(group * kv_heads, kv_heads, q_len, q_len + more, dtype)
     config = {"q_chunk": q_chunk, "kv_chunk": kv_chunk, "q_loop": q_loop, "remat": remat}
     op = functools.partial(chunked_attention, causal=causal, scale=scale, config=config)
-    found = jax.jit(with_gradients(op))(*arrays, grad)
+    found = compiled(op, *arrays, grad)
     for got, want in zip(found, plain(*arrays, grad, causal, scale), strict=True):
         assert got.dtype == dtype
         assert_close(got, want, dtype)
 
 
+@pytest.mark.slow
+def test_results_and_gradients_of_many_shapes_are_right():
+    body = test_results_and_gradients_are_right.hypothesis.inner_test
+    settings(max_examples=60, deadline=None)(given(**ANY)(body))()
+
+
 def test_fewer_keys_than_queries_without_a_mask():
     *arrays, grad = operands(2, 1, 40, 7)
-    found = with_gradients(functools.partial(chunked_attention, causal=False, config=CHUNKS))(*arrays, grad)
+    found = compiled(functools.partial(chunked_attention, causal=False, config=CHUNKS), *arrays, grad)
     for got, want in zip(found, plain(*arrays, grad, causal=False), strict=True):
         assert_close(got, want)
 
@@ -112,7 +124,7 @@ def test_fewer_keys_than_queries_without_a_mask():
 def test_large_scores_do_not_overflow():
     q, k, v, grad = operands(1, 1, 33, 33)
     q, k = 300 * q, 300 * k
-    found = jax.jit(with_gradients(functools.partial(chunked_attention, config=CHUNKS)))(q, k, v, grad)
+    found = compiled(functools.partial(chunked_attention, config=CHUNKS), q, k, v, grad)
     assert all(bool(jnp.isfinite(x).all()) for x in found)
     np.testing.assert_allclose(found[0], plain(q, k, v, grad)[0], atol=1e-2)
 
@@ -129,21 +141,19 @@ def test_jit_vmap_and_grad():
         assert_close(by_q[i], want[1])
 
 
-def test_per_device_parts_of_a_shard_map():
+def test_inside_a_shard_map():
+    """Its checks are on: what a loop begins with must vary over the devices as what comes of it does."""
     *arrays, _ = operands(2, 1, 20, 24)
-    mesh = jax.make_mesh((1,), ("data",), devices=jax.local_devices(backend="cpu")[:1])
-    spec = jax.sharding.PartitionSpec("data")
-    op = functools.partial(chunked_attention, config=CHUNKS)
-    loss = jax.shard_map(
-        lambda *xs: jax.lax.psum(jnp.sum(op(*xs)), "data"), mesh=mesh, in_specs=spec, out_specs=spec.__class__()
-    )
-    got = jax.jit(jax.grad(loss))(*arrays)
+    mesh = jax.make_mesh((1,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+    spec = jax.sharding.PartitionSpec("x")
+    op = jax.shard_map(functools.partial(chunked_attention, config=CHUNKS), mesh=mesh, in_specs=spec, out_specs=spec)
+    got = jax.jit(jax.grad(lambda *arrays: jnp.sum(op(*arrays))))(*arrays)
     assert_close(got, plain(*arrays, np.ones(arrays[0].shape))[1])
 
 
 def test_without_a_config_it_takes_one_itself():
     *arrays, grad = operands(4, 2, 30, 50)
-    assert_close(chunked_attention(*arrays), plain(*arrays, grad)[0])
+    assert_close(jax.jit(chunked_attention)(*arrays), plain(*arrays, grad)[0])
 
 
 @pytest.mark.parametrize(
@@ -201,7 +211,7 @@ RIGHT = [
 
 @pytest.mark.parametrize(
     ("problem", "config"),
-    [pytest.param(*case, marks=[pytest.mark.slow] * (i not in (0, 2))) for i, case in enumerate(RIGHT)],
+    [pytest.param(*case, marks=[pytest.mark.slow] * (i > 0)) for i, case in enumerate(RIGHT)],
 )
 def test_right_configs_pass(problem, config):
     verdict = validate(
@@ -218,32 +228,34 @@ def _over(problem: str) -> str:
 
 
 UNROLL = {"q_loop": "unroll"}
+# fmt: off
 WRONG = {
     "mask one key further": ("key <= (first", "key <= 1 + (first", "", {}),
     "mask one key short": ("key <= (first + jnp", "key <= jnp.maximum(0, -1 + first + jnp", "", {}),
     "mask without the offset": ("jnp.arange(q.shape[-2]) + offset)", "jnp.arange(q.shape[-2]))", "kv_len=80", {}),
     "mask of the first query chunk": ("(first + jnp.arange(q", "(0 * first + jnp.arange(q", "", {}),
     "padded keys seen": ("seen = key < kv_len", "seen = key < kv_len + 1", "causal=false", {}),
-    "last key chunk skipped": ("unmasked, steps)):", "unmasked, max(1, steps - 1))):", "", {}),
-    "last key chunk of a query chunk skipped": ("-(-last_sees // kv_chunk)", "max(1, last_sees // kv_chunk)", "", UNROLL),
+    "last key chunk skipped": ("slice(unmasked, steps))", "slice(unmasked, max(1, steps - 1)))", "", {}),
+    "last key chunk seen skipped": ("-(-last_sees // kv_chunk)", "max(1, last_sees // kv_chunk)", "", UNROLL),
     "one key chunk without a mask too many": ("first_sees // kv_chunk,", "-(-first_sees // kv_chunk),", "", UNROLL),
-    "a key chunk passed over too early": ("ahead = chunk[0] * kv_chunk >", "ahead = (chunk[0] + 1) * kv_chunk >", "", {}),
+    "passed over too early": ("= chunk[0] * kv_chunk >", "= (chunk[0] + 1) * kv_chunk >", "", {}),
     "sums not rescaled": ("total * fade +", "total +", "", {}),
     "values not rescaled": ("out * fade[..., None] + more", "out + more", "", {}),
-    "rescaled by the new maximum": ("jnp.exp(top - new_top)", "jnp.exp(jnp.minimum(top, new_top) - top)", "", {}),
-    "maximum of the last chunk alone": ("jnp.maximum(top, scores.max(axis=-1))", "scores.max(axis=-1)", "", {}),
-    "gradient stopped at the weights": ("weights = jnp.exp(scores", "weights = jnp.exp(jax.lax.stop_gradient(scores)", "", {}),
+    "rescaled twice": ("jnp.exp(top - new_top)", "jnp.exp(jnp.minimum(top - new_top, 0.0)) ** 2", "", {}),
+    "maximum of the last chunk": ("jnp.maximum(top, jax", "jnp.maximum(-jnp.inf, jax", "", {"kv_chunk": 8}),
+    "gradient stopped at the scores": ("jnp.exp(scores", "jnp.exp(jax.lax.stop_gradient(scores)", "", {}),
     "gradient stopped at the sums": ("out / total[..., None]", "out / jax.lax.stop_gradient(total)[..., None]", "", {}),
     "gradient stopped at the running values": ("out * fade[", "jax.lax.stop_gradient(out) * fade[", "", {}),
-    "residual of another step": ("scores - new_top[..., None])", "jax.lax.stop_gradient(0.5 * scores) + 0.5 * scores - new_top[..., None])", "", {}),
+    "half of the gradient": ("jnp.exp(scores", "jnp.exp(0.5 * (jax.lax.stop_gradient(scores) + scores)", "", {}),
     "scale left out": (", k) * scale", ", k)", "", {}),
     "scale of the keys' number": ("scale=head_dim**-0.5", "scale=kv_len**-0.5", "", {}),
     "keys for values": ("_chunks(v, kv_chunk)", "_chunks(k, kv_chunk)", "", {}),
     "first key chunk throughout": ("numbers[part], keys[part]", "numbers[part], keys[:1] + 0 * keys[part]", "", {}),
     "sums in bfloat16": ("x.astype(jnp.float32) for x", "x.astype(jnp.bfloat16) for x", "", {}),
     "not divided": ("return out / total[..., None]", "return out", "", {}),
-}  # fmt: skip
-QUICK = {"mask one key further", "sums not rescaled", "last key chunk skipped", "gradient stopped at the sums"}
+}
+# fmt: on
+QUICK = {"mask one key further", "sums not rescaled", "gradient stopped at the sums"}
 
 
 @pytest.mark.parametrize(
@@ -286,7 +298,7 @@ def test_it_is_registered_for_every_platform():
 def test_the_spaces_hold_the_baseline_and_the_heuristic(name, chip):
     problem = KERNEL.problems[name]
     space = KERNEL.space(problem, chip)
-    assert 10 <= space.size <= 150
+    assert 4 <= space.size <= 150
     for config in (KERNEL.baselines(problem, chip)["default"], KERNEL.heuristic(problem, chip)):
         space.check(config)
         assert space.parse(config) == config
@@ -324,7 +336,7 @@ def test_baseline_and_heuristic_are_valid_for_any_lengths(q_len, more, kv_heads,
     [
         ({"q_chunk": 0}, "q_chunk must be between 1 and the queries' length of 1024"),
         ({"kv_chunk": 2048}, "kv_chunk must be between 1 and the keys' length of 1024"),
-        ({"q_loop": "unroll", "q_chunk": 128}, "q_loop=unroll takes 6 query chunks at most"),
+        ({"q_loop": "unroll", "q_chunk": 128}, "q_loop=unroll takes 4 query chunks at most"),
         ({"q_chunk": 1024}, "one query chunk is no loop"),
     ],
 )
