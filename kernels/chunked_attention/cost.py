@@ -38,8 +38,8 @@ class Machine:
     step_s: float
 
 
-# Two cores. Fitted, with the passes below, to the times of 61 configs of the default problem on two shared x86-64 cores
-# (Spearman 0.89, mean error 12%); the split between products and passes is assumed, as one cannot be told from the other.
+# Fitted, with the passes below, to the times of 61 configs of the default problem on two x86-64 cores that others used
+# too (mean error 12%). How it is split between products and passes is assumed: one cannot be told from the other.
 CPU = Machine(flops=200e9, nbytes=3.3e9, cached=13e9, cache=2e6, step_s=10e-6)
 STATE_PASSES = 2  # over the running sums, at each step
 GRADIENT_PASSES = 6  # over keys, as each query chunk of a loop adds to the gradients of all keys and values
