@@ -134,7 +134,7 @@ def _attend(
                 seen &= key <= (first + jnp.arange(q.shape[-2]) + offset)[:, None]
             scores = jnp.where(seen, scores, -jnp.inf)
         # The result does not depend on the maximum, and so no gradient goes through it.
-        new_top = jax.lax.stop_gradient(jnp.maximum(top, scores.max(axis=-1)))
+        new_top = jnp.maximum(top, jax.lax.stop_gradient(scores).max(axis=-1))
         weights = jnp.exp(scores - new_top[..., None])
         fade = jnp.exp(top - new_top)
         more = product("bhgqk,bhkd->bhgqd", weights, v)
