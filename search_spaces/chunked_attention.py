@@ -142,8 +142,9 @@ class ChunkedAttentionKernel(Kernel):
             return lengths(full * q_chunk + uneven(q_chunk), full * kv_chunk + uneven(kv_chunk), heads)
 
         def lengths(q_len: int, kv_len: int, heads: dict[str, int]) -> ChunkedAttentionProblem:
-            if problem.causal:
-                kv_len += cdiv(max(q_len - kv_len, 0), kv_chunk) * kv_chunk
+            if problem.causal:  # No more queries than keys, and fewer where the problem has fewer.
+                fewest = q_len + (problem.q_len < problem.kv_len)
+                kv_len += cdiv(max(fewest - kv_len, 0), kv_chunk) * kv_chunk
             return problem.replace({"q_len": q_len, "kv_len": kv_len, **heads})
 
         exact = _cheap(own(most, heads) for most in (3, 2) for heads in (several, one))
