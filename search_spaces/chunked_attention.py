@@ -83,9 +83,7 @@ class ChunkedAttentionKernel(Kernel):
         kv = ArraySpec((problem.batch, problem.kv_heads, problem.kv_len, problem.head_dim), problem.dtype)
         return q, kv, kv, q
 
-    def bind(
-        self, problem: ChunkedAttentionProblem, config: Config, *, interpret: Any = False
-    ) -> Callable[..., tuple[jax.Array, ...]]:
+    def bind(self, problem: ChunkedAttentionProblem, config: Config, *, interpret: Any = False) -> Callable[..., Any]:
         """The training function: the result and the gradients of q, k and v. Nothing needs an interpreter."""
         from kernels.chunked_attention.chunked import chunked_attention_jax
         from kernels.chunked_attention.reference import with_gradients
@@ -102,7 +100,7 @@ class ChunkedAttentionKernel(Kernel):
             grad = grad.at[:, :, 0].multiply(FAINT)
         return *arrays, grad
 
-    def reference(self, problem: ChunkedAttentionProblem) -> Callable[..., tuple[jax.Array, ...]]:
+    def reference(self, problem: ChunkedAttentionProblem) -> Callable[..., Any]:
         from kernels.chunked_attention.reference import chunked_attention_reference, with_gradients
 
         return with_gradients(functools.partial(chunked_attention_reference, causal=problem.causal))
