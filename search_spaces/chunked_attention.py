@@ -83,9 +83,7 @@ class ChunkedAttentionKernel(Kernel):
         kv = ArraySpec((problem.batch, problem.kv_heads, problem.kv_len, problem.head_dim), problem.dtype)
         return q, kv, kv, q
 
-    def bind(
-        self, problem: ChunkedAttentionProblem, config: Config, *, interpret: Any = False
-    ) -> Callable[..., tuple[jax.Array, ...]]:
+    def bind(self, problem: ChunkedAttentionProblem, config: Config, *, interpret: Any = False) -> Callable[..., Any]:
         """The training function: the result and the gradients of q, k and v. Nothing needs an interpreter."""
         from kernels.chunked_attention.chunked import chunked_attention_jax
         from kernels.chunked_attention.reference import with_gradients
@@ -102,7 +100,7 @@ class ChunkedAttentionKernel(Kernel):
             grad = grad.at[:, :, 0].multiply(FAINT)
         return *arrays, grad
 
-    def reference(self, problem: ChunkedAttentionProblem) -> Callable[..., tuple[jax.Array, ...]]:
+    def reference(self, problem: ChunkedAttentionProblem) -> Callable[..., Any]:
         from kernels.chunked_attention.reference import chunked_attention_reference, with_gradients
 
         return with_gradients(functools.partial(chunked_attention_reference, causal=problem.causal))
@@ -142,8 +140,9 @@ class ChunkedAttentionKernel(Kernel):
             return lengths(full * q_chunk + uneven(q_chunk), full * kv_chunk + uneven(kv_chunk), heads)
 
         def lengths(q_len: int, kv_len: int, heads: dict[str, int]) -> ChunkedAttentionProblem:
-            if problem.causal:
-                kv_len += cdiv(max(q_len - kv_len, 0), kv_chunk) * kv_chunk
+            if problem.causal:  # No more queries than keys, and fewer where the problem has fewer.
+                fewest = q_len + (problem.q_len < problem.kv_len)
+                kv_len += cdiv(max(fewest - kv_len, 0), kv_chunk) * kv_chunk
             return problem.replace({"q_len": q_len, "kv_len": kv_len, **heads})
 
         exact = _cheap(own(most, heads) for most in (3, 2) for heads in (several, one))

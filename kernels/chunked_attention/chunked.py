@@ -54,7 +54,7 @@ def chunked_attention_jax(
     # In bfloat16 the gradients of k and v would be rounded with every query chunk that adds to them, and those of the
     # weights before they are subtracted from their mean.
     q, k, v = (x.astype(jnp.float32) for x in (q, k, v))
-    chunk = functools.partial(
+    chunk: Callable[..., jax.Array] = functools.partial(
         _attend,
         kv_len=kv_len,
         offset=offset if causal else None,
@@ -141,7 +141,7 @@ def _attend(
         return new_top, total * fade + weights.sum(axis=-1), out * fade[..., None] + more
 
     def body(masked: bool) -> Callable[[State, tuple[jax.Array, ...]], tuple[State, None]]:
-        one = functools.partial(step, masked=masked)
+        one: Callable[..., State] = functools.partial(step, masked=masked)
         one = jax.checkpoint(one, prevent_cse=False) if remat_step else one
 
         def run(state: State, chunk: tuple[jax.Array, ...]) -> tuple[State, None]:
