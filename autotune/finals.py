@@ -6,6 +6,7 @@ baseline that was measured an hour before.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -72,11 +73,29 @@ def decide(
     Returns:
         None where the run was interrupted, or no finalist can be run again and again.
     """
-    for winner in _ranked(engine, finalists, result, say):
-        final = _confirm(engine, winner, baselines, result, say)
-        if final is not None:
-            return final
+    with contextlib.suppress(_Interrupted):
+        for winner in _ranked(engine, finalists, result, say):
+            final = _confirm(engine, winner, baselines, result, say)
+            if final is not None:
+                return final
     return None
+
+
+class _Interrupted(Exception):
+    """A race was not waited for."""
+
+
+def _all(pending: Sequence[Future[Race]], result: Callable[[Future[Race]], Race | None]) -> list[Race]:
+    """The races, once they are over. Raises _Interrupted, and gives up those that are left, where one is not."""
+    races: list[Race] = []
+    for future in pending:
+        race = result(future)
+        if race is None:
+            for one in pending:
+                one.cancel()
+            raise _Interrupted
+        races.append(race)
+    return races
 
 
 def _ranked(
@@ -90,8 +109,8 @@ def _ranked(
         return finalists
     say(f"racing the {len(finalists)} fastest")
     configs = [record.config for record in finalists]
-    race = result(engine.race(configs, seconds=RACE_S, seed=_RACE_SEED))
-    if race is None or not race.ok:
+    (race,) = _all([engine.race(configs, seconds=RACE_S, seed=_RACE_SEED)], result)
+    if not race.ok:
         return finalists
     medians = [statistics.median(samples) for samples in race.samples]
     return [record for _, _, record in sorted(zip(medians, range(len(medians)), finalists, strict=True))]
@@ -119,7 +138,7 @@ def _confirm(
         engine.race(entries, seconds=CONFIRM_S, seed=_CONFIRM_SEED + 10 * number, fresh=True)
         for number in range(CONFIRMATIONS)
     ]
-    races = [race for future in pending if (race := result(future)) is not None and race.ok]
+    races = [race for race in _all(pending, result) if race.ok]
     if len(races) < 2:
         return None
     outcomes = [

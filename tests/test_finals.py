@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import signal
+import threading
 from pathlib import Path
 
 import pytest
@@ -14,8 +17,8 @@ from autotune.finals import CONFIRMATIONS, FINALISTS
 from autotune.foresight import Foresight, agreement, predict
 from autotune.outcome import Outcome, Source, Status
 from autotune.report.write import write_reports
-from autotune.search import SearchSettings, TrialRecord
-from autotune.tuner import tune
+from autotune.search import SearchSettings, StopReason, TrialRecord
+from autotune.tuner import Observer, tune
 from tests.fakes import FakeEngine, measured, timed, toy_task, toy_time
 
 FASTEST = {"block_m": 1024, "block_n": 512, "mode": "b"}
@@ -125,6 +128,64 @@ def test_without_the_races_nothing_is_kept(tmp_path):
     assert result.best is None
     assert result.unvalidated is not None
     assert result.preset is None
+
+
+class Interrupted(Observer):
+    """Ctrl-C when something is said that begins so, or when a config's validation begins."""
+
+    def __init__(self, moment: str) -> None:
+        self.moment = moment
+
+    def validating(self, record):
+        if self.moment == "validating the default" and record.config == DEFAULT:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    def says(self, line):
+        if line.startswith(self.moment):
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+@pytest.mark.parametrize("moment", ["validating the default", "racing", "measuring"])
+def test_interrupted_finals_show_no_gain_and_are_over_at_once(tmp_path, monkeypatch, moment):
+    """Also where the baseline was not looked at any more: against nothing, everything is a gain."""
+    monkeypatch.setattr("autotune.tuner.INTERRUPTED_GRACE_S", 0.0)
+    hold = threading.Event()
+
+    class Slow(FakeEngine):
+        def validate(self, config):
+            return (
+                self._pool.submit(hold.wait)
+                if moment.startswith("val") and config == DEFAULT
+                else (super().validate(config))
+            )
+
+        def _race(self, entries, draw):
+            hold.wait()
+            return super()._race(entries, draw)
+
+    engine = Slow(toy_task("large"), jobs=1, name="device", measures=True, outcome=measured)
+    try:
+        result = tune(engine.task, engine, SearchSettings(trials=60, results=tmp_path), Interrupted(moment))
+    finally:
+        hold.set()
+    assert result.best is None
+    assert result.final is None
+    assert result.preset is None
+    assert result.stopped_because is StopReason.INTERRUPTED
+    assert len(engine.races) <= 1 + CONFIRMATIONS
+    engine.close()
+
+
+def test_no_gain_names_only_the_baselines_it_is_none_over(tmp_path, capsys):
+    from autotune.cli.tune import _show
+
+    engine = device(outcome=lambda config: Outcome(Status.OK, time_ms=2.0, source=Source.DEVICE), reference_ms=3.0)
+    result = run(engine, tmp_path)
+    assert result.final.ratios["xla"].low > 1
+    _show(result)
+    out = " ".join(capsys.readouterr().out.split())
+    assert "No gain" in out
+    assert "against xla" not in out
 
 
 def test_what_was_predicted_decides_what_is_measured_first_and_is_kept_beside_it(tmp_path):

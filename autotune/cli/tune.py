@@ -134,11 +134,14 @@ def _why_nothing(result: TuneResult) -> str:
 
 
 def _no_gain(result: TuneResult) -> str:
-    """The search's winner was not shown to be faster than a baseline config."""
-    assert result.final is not None
-    winner = result.final.winner
+    """The search's winner was not shown to be faster than a baseline config; the reference is none."""
+    final = result.final
+    assert final is not None
+    winner = final.winner
     ratios = [
-        f"{_factor(ratio)} against {name}" for name, ratio in result.final.ratios.items() if name in result.baselines
+        f"{_factor(ratio)} against {name}"
+        for name, ratio in final.ratios.items()
+        if name != REFERENCE and not final.gains_over(name)
     ]
     return (
         f"No gain: the baseline stands. The fastest of the search, {format_config(winner.config)}, "
