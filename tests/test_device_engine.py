@@ -187,6 +187,15 @@ def test_a_target_that_is_not_attached_is_refused(monkeypatch):
     assert choose("auto", "v5p") == ("auto", get_chip("v5p"))
     assert choose("compiler", None) == ("compiler", get_chip("v5e"))
 
+    def unavailable():
+        raise UnavailableError("another program has it")
+
+    monkeypatch.setattr(hardware, "attached", unavailable)
+    assert choose("auto", "v5p") == ("auto", get_chip("v5p"))
+    for name, target in (("auto", None), ("device", "v6e")):
+        with pytest.raises(UnavailableError, match="another program"):
+            choose(name, target)
+
 
 def test_a_kernel_for_tpus_is_refused_on_a_cpu():
     kernel = get_kernel("matmul")

@@ -12,7 +12,8 @@ from typing import Self
 class Interrupt:
     """While entered, the first SIGINT or SIGTERM only sets `requested`; the second raises KeyboardInterrupt.
 
-    `since` is when that was, by `time.monotonic()`. Does nothing outside the main thread, where Python delivers no signals.
+    `since` is when that was, by `time.monotonic()`. Does nothing outside the main thread, where Python delivers no
+    signals.
     """
 
     def __init__(self) -> None:

@@ -99,7 +99,7 @@ def _digest(arrays: tuple[Any, ...]) -> list[Any]:
 
 
 def fingerprint(arrays: tuple[Any, ...]) -> tuple[int, ...]:
-    """A number for each array that another content has not."""
+    """A number for each array that another content has by chance only, one in four thousand million."""
     return tuple(int(digest) for digest in _digest(tuple(arrays)))
 
 
@@ -112,6 +112,12 @@ def input_sets(kernel: Kernel, problem: Any, seed: int) -> InputSets:
     """Shared by all programs of a problem."""
     nbytes = sum(spec.nbytes for spec in kernel.arguments(problem))
     return InputSets(lambda number: kernel.make_inputs(problem, number), seed, nbytes)
+
+
+def forget_programs() -> None:
+    """Frees what programs and inputs hold of the device's memory."""
+    _programs.clear()
+    input_sets.cache_clear()
 
 
 def load(kernel: Kernel, problem: Any, config: Config | None, seed: int) -> Program | Outcome:
