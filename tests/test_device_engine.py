@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 from device_kernels import DeedKernel, DeedProblem
 
@@ -297,3 +298,26 @@ def test_what_a_kernel_has_overwritten_is_made_again(task):
     inputs.sets[1] = (inputs.sets[1][0].at[3, 3].set(99.0),)
     assert inputs.restore()
     assert [fingerprint(arrays) for arrays in inputs.sets] == known
+
+
+@pytest.mark.parametrize(("mib", "sets"), [(1, 4), (100, 3), (255, 2), (256, 1), (4096, 1)])
+def test_inputs_larger_than_caches_are_not_held_twice(mib, sets):
+    from autotune.engines.device.programs import InputSets
+
+    inputs = InputSets(lambda number: (np.zeros(1, np.float32),), 0, mib << 20)
+    assert len(inputs.sets) == sets
+
+
+def test_a_race_compiles_nothing_anew_and_one_seeds_inputs_are_held(task):
+    from autotune.engines.device import programs
+
+    config = {"deed": "xla"}
+    tried, raced = (programs.load(task.kernel, task.problem, config, seed) for seed in (0, 1000))
+    try:
+        assert tried.call is raced.call
+        assert tried.inputs is not raced.inputs
+        assert raced.inputs is programs.load(task.kernel, task.problem, None, 1000).inputs
+        assert list(programs._inputs.values()) == [raced.inputs]
+    finally:
+        programs.forget_programs()
+    assert not programs._programs
