@@ -138,7 +138,11 @@ def _confirm(
         engine.race(entries, seconds=CONFIRM_S, seed=_CONFIRM_SEED + 10 * number, fresh=True)
         for number in range(CONFIRMATIONS)
     ]
-    races = [race for race in _all(pending, result) if race.ok]
+    raced = _all(pending, result)
+    races = [race for race in raced if race.ok]
+    if failed := next((race for race in raced if not race.ok), None):
+        lines = failed.message.strip().splitlines() or [""]
+        say(f"{len(raced) - len(races)} of {len(raced)} races failed: {failed.status.value}: {lines[0][:300]}")
     if len(races) < 2:
         return None
     outcomes = [

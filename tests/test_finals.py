@@ -121,10 +121,16 @@ def test_a_baseline_that_is_wrong_does_not_stand(tmp_path):
 def test_without_the_races_nothing_is_kept(tmp_path):
     class Broken(FakeEngine):
         def _race(self, entries, draw):
-            return dataclasses.replace(super()._race(entries, draw), status=Status.CRASH)
+            return dataclasses.replace(super()._race(entries, draw), status=Status.CRASH, message="ended by SIGABRT")
 
+    class Told(Observer):
+        def says(self, line):
+            said.append(line)
+
+    said: list[str] = []
     engine = Broken(toy_task("large"), jobs=1, name="device", measures=True, outcome=measured)
-    result = run(engine, tmp_path)
+    result = tune(engine.task, engine, SearchSettings(trials=30, results=tmp_path), Told())
+    assert f"{CONFIRMATIONS} of {CONFIRMATIONS} races failed: crash: ended by SIGABRT" in said
     assert result.best is None
     assert result.unvalidated is not None
     assert result.preset is None

@@ -24,7 +24,7 @@ from autotune.space import format_config
 # itself is the only one: another would take the memory that a program may need.
 ROTATED_BYTES = 256 * 1024**2
 MOST_SETS = 4
-KEPT = 8  # programs; a compiled one holds memory
+KEPT = 12  # programs, all of a race among them; a compiled one holds memory
 
 
 @dataclasses.dataclass

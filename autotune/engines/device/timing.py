@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import contextlib
 import math
 import random
 import statistics
@@ -67,7 +68,7 @@ class ProfilerClock(Clock):
 
     def _traced(self, programs: Sequence[Program], count: int) -> list[list[float]]:
         with tempfile.TemporaryDirectory() as folder:
-            with jax.profiler.trace(folder):
+            with _tracing(folder):
                 WallClock().rounds(programs, count)
             times = device_times(read_trace(Path(folder)))
         for program in programs:
@@ -94,16 +95,22 @@ def _sample(program: Program) -> float:
 
 
 def choose_clock() -> Clock:
-    """The profiler's, where a trifle that ran on this device shows up in its trace."""
+    """The profiler's, where a trifle that ran on this device shows up in its trace; else the wall clock."""
     trifle = jax.jit(lambda x: x + 1)
     try:
         with tempfile.TemporaryDirectory() as folder:
-            with jax.profiler.trace(folder):
+            with _tracing(folder):
                 jax.block_until_ready(trifle(jax.numpy.zeros(8)))
             device_times(read_trace(Path(folder)))
-    except NoDeviceEvents:
+    except Exception:  # No device in it, or no trace: another profiler may be at work.
         return WallClock()
     return ProfilerClock()
+
+
+def _tracing(folder: str) -> contextlib.AbstractContextManager[None]:
+    options = jax.profiler.ProfileOptions()
+    options.python_tracer_level = 0  # Python's own calls would slow the dispatch, and fill the trace.
+    return jax.profiler.trace(folder, profiler_options=options)
 
 
 def warm_up(program: Program) -> tuple[float, float]:
