@@ -6,6 +6,8 @@ import jax
 import pytest
 
 from autotune import presets
+from autotune.chips import get_chip
+from autotune.kernel import get_kernel
 from autotune.problem import Problem
 from kernels import _dispatch
 from kernels.chunked_attention import chunked_attention
@@ -27,3 +29,10 @@ def test_a_kernel_for_any_device_takes_what_was_measured_on_this_one(monkeypatch
         chunked_attention(q, q, q)
     assert taken == [CONFIG]
     assert _dispatch.choose_config("matmul", Problem(), None, lambda: {"its": "heuristic"}) == {"its": "heuristic"}
+
+
+def test_the_command_that_tunes_for_such_a_device_measures():
+    kernel = get_kernel("chunked_attention")
+    problem = kernel.problems[kernel.default_problem]
+    assert " --engine device " in presets.tune_command(kernel, problem, get_chip("cpu"))
+    assert " --target v5e " in presets.tune_command(kernel, problem, get_chip("v5e"))

@@ -266,6 +266,15 @@ def test_the_command_predicts_first_and_then_measures(toy_registered, monkeypatc
     assert "ranked 12 of the measured configs with a correlation of 1.00" in " ".join(out.out.split())
 
 
+def test_ctrl_c_while_predicting_measures_nothing(toy_registered, monkeypatch, tmp_path):
+    opened = opened_by(monkeypatch)
+    monkeypatch.setattr("autotune.cli.tune.predict", lambda *arguments: StopReason.INTERRUPTED)
+    assert (
+        main(["toy", "--engine", "device", "--trials", "12", "--problem", "large", "--results", str(tmp_path)]) == 130
+    )
+    assert opened["device"] == []
+
+
 def test_a_predicted_preset_is_confirmed_against_its_runner_ups(toy_registered, monkeypatch, tmp_path, capsys):
     """The schedule put 512 first; the device has 1024 before it, which was predicted next."""
 

@@ -74,7 +74,9 @@ def _predict_first(task: Task, arguments: argparse.Namespace, settings: SearchSe
     progress.trials = settings.trials
     console.print(f"predicting {settings.trials} configs, to measure the best of them first", soft_wrap=True)
     with opened as engine:
-        predict(engine, settings, progress.trial)
+        reason = predict(engine, settings, progress.trial)
+    if reason is StopReason.INTERRUPTED:
+        raise KeyboardInterrupt  # Who wants an end wants no measurements; the predictions made are kept.
 
 
 def _show(result: TuneResult) -> None:
