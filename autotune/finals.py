@@ -11,7 +11,6 @@ import dataclasses
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import TypeVar
 
 from autotune.engines._base import Engine, Race
 from autotune.noise import Spread, ratio_of_races, spread
@@ -19,7 +18,6 @@ from autotune.outcome import Config, Outcome
 from autotune.search.trials import TrialRecord
 from autotune.space import config_key
 
-_T = TypeVar("_T")
 FINALISTS = 4
 # Slower than the fastest by more than this, a config does not win a race; a baseline so much slower needs none.
 CLOSE, FAR = 1.10, 10.0
@@ -58,7 +56,7 @@ def decide(
     engine: Engine,
     finalists: Sequence[TrialRecord],
     baselines: Mapping[str, tuple[Config | None, Outcome]],
-    result: Callable[[Future[_T]], _T | None],
+    result: Callable[[Future[Race]], Race | None],
     say: Callable[[str], None] = lambda line: None,
 ) -> Final | None:
     """Races the finalists, then the winner against the baselines.

@@ -32,9 +32,11 @@ def task() -> Task:
 
 
 @pytest.fixture(scope="module")
-def engine(task):
+def engine(task, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("JAX_PLATFORMS", "cpu")
+        # A run of the user's own may have the CPU meanwhile: the lock is then in another folder.
+        patch.setattr("tempfile.tempdir", str(tmp_path_factory.mktemp("lock")))
         with open_engine("device", task, jobs=4, timeout_s=30) as engine:
             yield engine
 

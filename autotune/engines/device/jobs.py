@@ -50,8 +50,9 @@ def run_program(kernel: str, problem: Mapping[str, Any], config: Config | None, 
     else:
         program.inputs.restore()  # Not after a failure: this process is then given up.
     # The device's own count of its peak is one for the process: of whichever program took most so far.
-    figures = {"compile_s": program.compile_s, "peak_bytes": program.peak_bytes, "run_s": time.monotonic() - started}
-    return dataclasses.replace(outcome, **figures).to_dict()
+    return dataclasses.replace(
+        outcome, compile_s=program.compile_s, peak_bytes=program.peak_bytes, run_s=time.monotonic() - started
+    ).to_dict()
 
 
 def race(

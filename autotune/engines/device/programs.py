@@ -164,8 +164,8 @@ def _compile(kernel: Kernel, problem: Any, config: Config | None) -> Callable[[I
         return dataclasses.replace(refusal, compile_s=time.monotonic() - started)
     compile_s = time.monotonic() - started
     peak_bytes = program_bytes(compiled)
-    if refusal := _too_large(peak_bytes):
-        return dataclasses.replace(refusal, compile_s=compile_s, peak_bytes=peak_bytes)
+    if too_large := _too_large(peak_bytes):
+        return dataclasses.replace(too_large, compile_s=compile_s, peak_bytes=peak_bytes)
     return lambda inputs: Program(name, compiled, inputs, overwrites, compile_s, peak_bytes)
 
 
