@@ -6,11 +6,11 @@ baseline that was measured an hour before.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import TypeVar
 
 from autotune.engines._base import Engine, Race
 from autotune.noise import Spread, ratio_of_races, spread
@@ -18,7 +18,6 @@ from autotune.outcome import Config, Outcome
 from autotune.search.trials import TrialRecord
 from autotune.space import config_key
 
-_T = TypeVar("_T")
 FINALISTS = 4
 # Slower than the fastest by more than this, a config does not win a race; a baseline so much slower needs none.
 CLOSE, FAR = 1.10, 10.0
@@ -57,7 +56,7 @@ def decide(
     engine: Engine,
     finalists: Sequence[TrialRecord],
     baselines: Mapping[str, tuple[Config | None, Outcome]],
-    result: Callable[[Future[_T]], _T | None],
+    result: Callable[[Future[Race]], Race | None],
     say: Callable[[str], None] = lambda line: None,
 ) -> Final | None:
     """Races the finalists, then the winner against the baselines.
@@ -72,11 +71,29 @@ def decide(
     Returns:
         None where the run was interrupted, or no finalist can be run again and again.
     """
-    for winner in _ranked(engine, finalists, result, say):
-        final = _confirm(engine, winner, baselines, result, say)
-        if final is not None:
-            return final
+    with contextlib.suppress(_Interrupted):
+        for winner in _ranked(engine, finalists, result, say):
+            final = _confirm(engine, winner, baselines, result, say)
+            if final is not None:
+                return final
     return None
+
+
+class _Interrupted(Exception):
+    """A race was not waited for."""
+
+
+def _all(pending: Sequence[Future[Race]], result: Callable[[Future[Race]], Race | None]) -> list[Race]:
+    """The races, once they are over. Raises _Interrupted, and gives up those that are left, where one is not."""
+    races: list[Race] = []
+    for future in pending:
+        race = result(future)
+        if race is None:
+            for one in pending:
+                one.cancel()
+            raise _Interrupted
+        races.append(race)
+    return races
 
 
 def _ranked(
@@ -90,8 +107,8 @@ def _ranked(
         return finalists
     say(f"racing the {len(finalists)} fastest")
     configs = [record.config for record in finalists]
-    race = result(engine.race(configs, seconds=RACE_S, seed=_RACE_SEED))
-    if race is None or not race.ok:
+    (race,) = _all([engine.race(configs, seconds=RACE_S, seed=_RACE_SEED)], result)
+    if not race.ok:
         return finalists
     medians = [statistics.median(samples) for samples in race.samples]
     return [record for _, _, record in sorted(zip(medians, range(len(medians)), finalists, strict=True))]
@@ -119,7 +136,11 @@ def _confirm(
         engine.race(entries, seconds=CONFIRM_S, seed=_CONFIRM_SEED + 10 * number, fresh=True)
         for number in range(CONFIRMATIONS)
     ]
-    races = [race for future in pending if (race := result(future)) is not None and race.ok]
+    raced = _all(pending, result)
+    races = [race for race in raced if race.ok]
+    if failed := next((race for race in raced if not race.ok), None):
+        lines = failed.message.strip().splitlines() or [""]
+        say(f"{len(raced) - len(races)} of {len(raced)} races failed: {failed.status.value}: {lines[0][:300]}")
     if len(races) < 2:
         return None
     outcomes = [

@@ -13,7 +13,7 @@ from autotune.engines._base import Engine, Task
 from autotune.outcome import Config, Outcome, Source, Status
 from autotune.search.encoding import Encoding
 from autotune.search.interrupt import Interrupt
-from autotune.search.loop import Search, SearchSettings
+from autotune.search.loop import Search, SearchSettings, StopReason
 from autotune.search.study import identity, load_records, study_name
 from autotune.search.trials import TrialRecord, fastest_first
 from autotune.space import config_key
@@ -64,20 +64,22 @@ class Foresight:
         return Outcome(Status.OK, time_ms=time_ms, source=Source.ANALYTIC)
 
 
-def predict(engine: Engine, settings: SearchSettings, on_trial: Callable[[TrialRecord], None]) -> None:
+def predict(engine: Engine, settings: SearchSettings, on_trial: Callable[[TrialRecord], None]) -> StopReason:
     """Fills the compiler's study of the engine's task, from which `Foresight` reads; what is there is not done again.
 
     Args:
         engine: One that predicts, of the task that will be measured.
         settings: Those of the run that will measure; its study is kept in the results folder in any case.
         on_trial: Called after each prediction.
+
+    Returns:
+        Why it ended.
     """
     task = engine.task
     here = dataclasses.replace(settings, storage=None, study=None)
     with Interrupt() as interrupt:
-        Search(engine, task.kernel.baselines(task.problem, task.chip), here).run(
-            on_trial, interrupt, started=time.monotonic()
-        )
+        search = Search(engine, task.kernel.baselines(task.problem, task.chip), here)
+        return search.run(on_trial, interrupt, started=time.monotonic())
 
 
 @dataclasses.dataclass(frozen=True)

@@ -56,12 +56,13 @@ class Outcome:
         hbm_bytes: Bytes moved to and from HBM in one call.
         compile_s: Seconds the compile took.
         run_s: Seconds of running it on the device, warm-up and all repeats.
-        interval_ms: Where the time lies with at least 95 % confidence, as measured; None for a prediction.
-        repeats: Samples that the time is the median of.
+        interval_ms: Where the time lies, as measured: with 95 % confidence in one process, 99 % over several; None for
+            a prediction.
+        repeats: Samples that the time is the median of; from several processes, all of theirs.
         timer: How it was measured: "profiler" (device time) or "wall clock".
         first_call_ms: The first call after the compile, end to end.
         latency_ms: A later call, end to end: what the caller waits.
-        peak_bytes: Device memory that the program takes, or was seen to take where the device counts it.
+        peak_bytes: Device memory that the program takes, by its compiler's account.
         predicted_ms: What had been predicted for it before it was measured.
         predicted_by: The prediction's source.
         message: The compiler's own text where it refused, or a note on the source.

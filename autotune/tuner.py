@@ -38,7 +38,7 @@ from autotune.validation import Validation
 
 _T = TypeVar("_T")
 _POLL_S = 0.2
-# What an interrupted run may still take to validate its best and to time the reference.
+# What an interrupted run may still take, in all, to validate its best, to time the reference, and for the finals.
 INTERRUPTED_GRACE_S = 120.0
 REFERENCE = "xla"
 # A kernel that is wrong everywhere would otherwise have all its configs validated, one after the other.
@@ -264,6 +264,8 @@ def tune(
     records = study.records()
     outcomes = {config_key(record.config): record.outcome for record in records}
     best, gain = _best(engine, shown_right, final, baselines, {config_key(record.config): record for record in records})
+    if best is None and interrupt.requested:
+        reason = StopReason.INTERRUPTED  # The search had ended; what came after it had not.
     result = TuneResult(
         task=task,
         engine=engine.name,
@@ -360,7 +362,10 @@ def _finals(
     interrupt: Interrupt,
     observer: Observer,
 ) -> Final | None:
-    """The finalists and the baselines measured again, side by side; baselines that are wrong do not run."""
+    """The finalists and the baselines measured again, side by side; baselines that are wrong do not run.
+
+    None where the run was interrupted: against a baseline that was not looked at, no gain is shown.
+    """
     records = {config_key(record.config): record for record in study.records()}
     rivals: dict[str, tuple[Config | None, Outcome]] = {REFERENCE: (None, reference)} if reference is not None else {}
     for name, config in baselines.items():
@@ -368,7 +373,9 @@ def _finals(
         if record is None or record.status is not Status.OK:
             continue
         record = _judged(engine, study, record, interrupt, observer)
-        if record is not None and record.status is Status.OK:
+        if record is None:
+            return None
+        if record.status is Status.OK:
             rivals[name] = (config, record.outcome)
     return decide(engine, finalists, rivals, lambda future: _result(future, interrupt), observer.says)
 
@@ -411,12 +418,9 @@ def _validate(engine: Engine, config: Config, interrupt: Interrupt) -> Validatio
 
 def _result(future: Future[_T], interrupt: Interrupt) -> _T | None:
     """The future's result; None where an interrupted run may wait no longer."""
-    deadline = None
     while not future.done():
-        if interrupt.requested:
-            deadline = deadline or time.monotonic() + INTERRUPTED_GRACE_S
-            if time.monotonic() > deadline:
-                return None
+        if interrupt.since is not None and time.monotonic() > interrupt.since + INTERRUPTED_GRACE_S:
+            return None
         wait([future], timeout=_POLL_S)
     try:
         return future.result()

@@ -7,18 +7,25 @@ from typing import Any, TypeVar
 
 import jax
 
-from autotune.chips import CHIPS, Chip
+from autotune.chips import CHIPS, Chip, get_chip
+from autotune.errors import UsageError
 from autotune.outcome import Config
 from autotune.problem import Problem
 
 T = TypeVar("T")
 
 
-def choose_config(kernel: str, problem: Problem, config: Config | None, heuristic: Callable[[], Config]) -> Config:
-    """The caller's config, or the preset for `problem` on the attached TPU, or the heuristic one."""
+def choose_config(
+    kernel: str, problem: Problem, config: Config | None, heuristic: Callable[[], Config], *, anywhere: bool = False
+) -> Config:
+    """The caller's config, or the preset for `problem` on the attached TPU, or the heuristic one.
+
+    Args:
+        anywhere: The kernel runs on other devices too: a preset that was measured on one holds there.
+    """
     if config is not None:
         return config
-    chip = attached_chip()
+    chip = _attached_device() if anywhere else attached_chip()
     if chip is None:
         return heuristic()  # Elsewhere only a caller who forces the kernel to run needs a config.
     from autotune import presets
@@ -30,6 +37,14 @@ def attached_chip() -> Chip | None:
     """The TPU that programs run on; None where it is another device."""
     kind = jax.devices()[0].device_kind
     return next((chip for chip in CHIPS.values() if chip.device_kind == kind), None)
+
+
+def _attached_device() -> Chip | None:
+    """The TPU or other device that programs run on; None where nothing can be tuned for it."""
+    try:
+        return get_chip(jax.devices()[0].device_kind)
+    except UsageError:
+        return None
 
 
 def run(kernel: Callable[..., jax.Array], reference: Callable[..., jax.Array], interpret: Any, *args: jax.Array):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 from device_kernels import DeedKernel, DeedProblem
 
@@ -31,9 +32,11 @@ def task() -> Task:
 
 
 @pytest.fixture(scope="module")
-def engine(task):
+def engine(task, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("JAX_PLATFORMS", "cpu")
+        # A run of the user's own may have the CPU meanwhile: the lock is then in another folder.
+        patch.setattr("tempfile.tempdir", str(tmp_path_factory.mktemp("lock")))
         with open_engine("device", task, jobs=4, timeout_s=30) as engine:
             yield engine
 
@@ -187,6 +190,15 @@ def test_a_target_that_is_not_attached_is_refused(monkeypatch):
     assert choose("auto", "v5p") == ("auto", get_chip("v5p"))
     assert choose("compiler", None) == ("compiler", get_chip("v5e"))
 
+    def unavailable():
+        raise UnavailableError("another program has it")
+
+    monkeypatch.setattr(hardware, "attached", unavailable)
+    assert choose("auto", "v5p") == ("auto", get_chip("v5p"))
+    for name, target in (("auto", None), ("device", "v6e")):
+        with pytest.raises(UnavailableError, match="another program"):
+            choose(name, target)
+
 
 def test_a_kernel_for_tpus_is_refused_on_a_cpu():
     kernel = get_kernel("matmul")
@@ -228,3 +240,86 @@ def test_each_worker_has_an_environment_of_its_own():
         assert {job.result() for job in jobs} == {"0", "1"}
     finally:
         pool.close()
+
+
+def test_jobs_of_one_submission_share_a_worker_however_large_it_grew():
+    from autotune.engines._pool import Job, WorkerPool
+
+    pool = WorkerPool(1, warm_up="os:getpid", environment={}, recycle_bytes=1)
+    try:
+        jobs = [Job("os:getpid", {}, 30)] * 2
+        first, second = (pool.submit_all(jobs).result() for _ in range(2))
+    finally:
+        pool.close()
+    assert first[0] == first[1] != second[0] == second[1]
+
+
+def test_a_worker_that_cannot_start_is_not_the_jobs_fault():
+    from autotune.engines._pool import WorkerDied, WorkerPool
+
+    pool = WorkerPool(1, warm_up="os:chdir", environment={})
+    try:
+        with pytest.raises(WorkerDied, match="no worker can be started: TypeError"):
+            pool.submit("os:getpid", {}, timeout_s=30).result()
+    finally:
+        pool.close()
+
+
+def test_a_job_that_is_given_up_while_its_worker_starts_is_not_run():
+    from autotune.engines._pool import WorkerDied, WorkerPool
+
+    slow = {"TPU_VISIBLE_CHIPS": "0"}
+    pool = WorkerPool(1, warm_up="device_kernels:chip_after_a_while", environment=slow)
+    try:
+        job = pool.submit("os:getpid", {}, timeout_s=30)
+        while not job.running():
+            time.sleep(0.01)
+        pool.give_up(job)
+        with pytest.raises(WorkerDied, match="given up"):
+            job.result()
+        assert pool.submit("os:getpid", {}, timeout_s=30).result()
+    finally:
+        pool.close()
+
+
+def test_a_kernel_that_is_not_registered_is_made_once_in_a_worker():
+    from autotune.engines._jobs import open_kernel
+
+    known, _ = open_kernel("device_kernels:DeedKernel", {"n": 256, "dtype": "float32"})
+    again, _ = open_kernel("device_kernels:DeedKernel", {"n": 16, "dtype": "float32"})
+    assert known is again
+
+
+def test_what_a_kernel_has_overwritten_is_made_again(task):
+    from autotune.engines.device.programs import InputSets, fingerprint
+
+    inputs = InputSets(lambda number: task.kernel.make_inputs(task.problem, number), 0, 1 << 18)
+    known = [fingerprint(arrays) for arrays in inputs.sets]
+    assert len(set(known)) == len(known) == 4
+    assert not inputs.restore()
+    inputs.sets[1] = (inputs.sets[1][0].at[3, 3].set(99.0),)
+    assert inputs.restore()
+    assert [fingerprint(arrays) for arrays in inputs.sets] == known
+
+
+@pytest.mark.parametrize(("mib", "sets"), [(1, 4), (100, 3), (255, 2), (256, 1), (4096, 1)])
+def test_inputs_larger_than_caches_are_not_held_twice(mib, sets):
+    from autotune.engines.device.programs import InputSets
+
+    inputs = InputSets(lambda number: (np.zeros(1, np.float32),), 0, mib << 20)
+    assert len(inputs.sets) == sets
+
+
+def test_a_race_compiles_nothing_anew_and_one_seeds_inputs_are_held(task):
+    from autotune.engines.device import programs
+
+    config = {"deed": "xla"}
+    tried, raced = (programs.load(task.kernel, task.problem, config, seed) for seed in (0, 1000))
+    try:
+        assert tried.call is raced.call
+        assert tried.inputs is not raced.inputs
+        assert raced.inputs is programs.load(task.kernel, task.problem, None, 1000).inputs
+        assert list(programs._inputs.values()) == [raced.inputs]
+    finally:
+        programs.forget_programs()
+    assert not programs._programs

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import signal
+import threading
 from pathlib import Path
 
 import pytest
@@ -14,8 +17,8 @@ from autotune.finals import CONFIRMATIONS, FINALISTS
 from autotune.foresight import Foresight, agreement, predict
 from autotune.outcome import Outcome, Source, Status
 from autotune.report.write import write_reports
-from autotune.search import SearchSettings, TrialRecord
-from autotune.tuner import tune
+from autotune.search import SearchSettings, StopReason, TrialRecord
+from autotune.tuner import Observer, tune
 from tests.fakes import FakeEngine, measured, timed, toy_task, toy_time
 
 FASTEST = {"block_m": 1024, "block_n": 512, "mode": "b"}
@@ -118,13 +121,77 @@ def test_a_baseline_that_is_wrong_does_not_stand(tmp_path):
 def test_without_the_races_nothing_is_kept(tmp_path):
     class Broken(FakeEngine):
         def _race(self, entries, draw):
-            return dataclasses.replace(super()._race(entries, draw), status=Status.CRASH)
+            return dataclasses.replace(super()._race(entries, draw), status=Status.CRASH, message="ended by SIGABRT")
 
+    class Told(Observer):
+        def says(self, line):
+            said.append(line)
+
+    said: list[str] = []
     engine = Broken(toy_task("large"), jobs=1, name="device", measures=True, outcome=measured)
-    result = run(engine, tmp_path)
+    result = tune(engine.task, engine, SearchSettings(trials=30, results=tmp_path), Told())
+    assert f"{CONFIRMATIONS} of {CONFIRMATIONS} races failed: crash: ended by SIGABRT" in said
     assert result.best is None
     assert result.unvalidated is not None
     assert result.preset is None
+
+
+class Interrupted(Observer):
+    """Ctrl-C when something is said that begins so, or when a config's validation begins."""
+
+    def __init__(self, moment: str) -> None:
+        self.moment = moment
+
+    def validating(self, record):
+        if self.moment == "validating the default" and record.config == DEFAULT:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    def says(self, line):
+        if line.startswith(self.moment):
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+@pytest.mark.parametrize("moment", ["validating the default", "racing", "measuring"])
+def test_interrupted_finals_show_no_gain_and_are_over_at_once(tmp_path, monkeypatch, moment):
+    """Also where the baseline was not looked at any more: against nothing, everything is a gain."""
+    monkeypatch.setattr("autotune.tuner.INTERRUPTED_GRACE_S", 0.0)
+    hold = threading.Event()
+
+    class Slow(FakeEngine):
+        def validate(self, config):
+            return (
+                self._pool.submit(hold.wait)
+                if moment.startswith("val") and config == DEFAULT
+                else (super().validate(config))
+            )
+
+        def _race(self, entries, draw):
+            hold.wait()
+            return super()._race(entries, draw)
+
+    engine = Slow(toy_task("large"), jobs=1, name="device", measures=True, outcome=measured)
+    try:
+        result = tune(engine.task, engine, SearchSettings(trials=60, results=tmp_path), Interrupted(moment))
+    finally:
+        hold.set()
+    assert result.best is None
+    assert result.final is None
+    assert result.preset is None
+    assert result.stopped_because is StopReason.INTERRUPTED
+    assert len(engine.races) <= 1 + CONFIRMATIONS
+    engine.close()
+
+
+def test_no_gain_names_only_the_baselines_it_is_none_over(tmp_path, capsys):
+    from autotune.cli.tune import _show
+
+    engine = device(outcome=lambda config: Outcome(Status.OK, time_ms=2.0, source=Source.DEVICE), reference_ms=3.0)
+    result = run(engine, tmp_path)
+    assert result.final.ratios["xla"].low > 1
+    _show(result)
+    out = " ".join(capsys.readouterr().out.split())
+    assert "No gain" in out
+    assert "against xla" not in out
 
 
 def test_what_was_predicted_decides_what_is_measured_first_and_is_kept_beside_it(tmp_path):
@@ -197,6 +264,15 @@ def test_the_command_predicts_first_and_then_measures(toy_registered, monkeypatc
     assert len(opened["compiler"][0].evaluated) == len(opened["device"][0].evaluated) == 12
     assert "Times are measured on v5e by wall clock." in out.out
     assert "ranked 12 of the measured configs with a correlation of 1.00" in " ".join(out.out.split())
+
+
+def test_ctrl_c_while_predicting_measures_nothing(toy_registered, monkeypatch, tmp_path):
+    opened = opened_by(monkeypatch)
+    monkeypatch.setattr("autotune.cli.tune.predict", lambda *arguments: StopReason.INTERRUPTED)
+    assert (
+        main(["toy", "--engine", "device", "--trials", "12", "--problem", "large", "--results", str(tmp_path)]) == 130
+    )
+    assert opened["device"] == []
 
 
 def test_a_predicted_preset_is_confirmed_against_its_runner_ups(toy_registered, monkeypatch, tmp_path, capsys):

@@ -9,6 +9,7 @@ import pytest
 from jax.profiler import ProfileData
 
 from autotune.engines.device import timing
+from autotune.engines.device.programs import Program
 from autotune.engines.device.trace import NoDeviceEvents, device_times, read_trace
 
 # Times in picoseconds, as a TPU's are. Two runs of one program and one of another; a second core was slower once.
@@ -69,3 +70,19 @@ def test_a_trace_without_a_device_falls_back_and_says_so(tmp_path: Path):
         with pytest.raises(NoDeviceEvents, match="no program ran on a device"):
             device_times(read_trace(tmp_path))
         assert timing.choose_clock().name == "wall clock"
+
+
+class Inputs:
+    sets = ((),)
+
+
+def test_a_trace_that_lost_runs_is_taken_again_and_then_refused(monkeypatch):
+    """A sample made of another round's runs would still be a number."""
+    program = Program("autotune_3", lambda: jax.numpy.zeros(1), Inputs(), (), 0.0, None, calls=2)
+    found = [{"autotune_3": [1.0, 3.0, 5.0]}, {"autotune_3": [1.0, 3.0, 5.0, 7.0]}]
+    monkeypatch.setattr(timing, "read_trace", lambda folder: None)
+    monkeypatch.setattr(timing, "device_times", lambda profile: found.pop(0))
+    assert timing.ProfilerClock().rounds([program], 2) == [[2.0, 6.0]]
+    found = [{"autotune_3": [1.0, 3.0, 5.0]}] * 2
+    with pytest.raises(NoDeviceEvents, match="3 of 4 runs of autotune_3"):
+        timing.ProfilerClock().rounds([program], 2)

@@ -15,7 +15,7 @@ from autotune.errors import UsageError
 from autotune.finals import FINALISTS
 from autotune.outcome import Config
 from autotune.presets import Preset
-from autotune.search import SearchSettings, fastest_first
+from autotune.search import SearchSettings, StopReason, fastest_first
 from autotune.search.study import load_records
 from autotune.tuner import TuneResult, check, tune
 
@@ -28,12 +28,16 @@ def run(arguments: argparse.Namespace) -> int:
     found = _predicted(results, chip, arguments.kernel)
     if not found:
         raise UsageError(f"{results} has no predicted presets for {chip.device_kind}, the attached device")
-    confirmed = [(preset, _confirm(preset, chip, results, arguments)) for preset in found]
+    confirmed: list[tuple[Preset, TuneResult]] = []
+    for preset in found:
+        confirmed.append((preset, _confirm(preset, chip, results, arguments)))
+        if confirmed[-1][1].stopped_because is StopReason.INTERRUPTED:
+            break
     if arguments.json:
         print_json([result.to_dict() | {"predicted_ms": preset.time_ms} for preset, result in confirmed])
     else:
         _show(confirmed, chip)
-    return 0 if all(result.best is not None for _, result in confirmed) else 1
+    return 0 if len(confirmed) == len(found) and all(result.best is not None for _, result in confirmed) else 1
 
 
 def _predicted(results: Path, chip: Chip, kernel: str | None) -> list[Preset]:
@@ -85,4 +89,5 @@ def _show(confirmed: list[tuple[Preset, TuneResult]], chip: Chip) -> None:
         problem = ", ".join(f"{n}={v}" for n, v in result.task.problem.shown().items())
         table.add_row(preset.kernel, problem, render.milliseconds(preset.time_ms), measured, gain)
     out.print(table)
-    out.print(f"Measured on {chip.device_kind}; the presets now hold what was measured.")
+    held = sum(result.best is not None for _, result in confirmed)
+    out.print(f"Measured on {chip.device_kind}; {held} of {len(confirmed)} presets now hold what was measured.")

@@ -74,7 +74,9 @@ def _predict_first(task: Task, arguments: argparse.Namespace, settings: SearchSe
     progress.trials = settings.trials
     console.print(f"predicting {settings.trials} configs, to measure the best of them first", soft_wrap=True)
     with opened as engine:
-        predict(engine, settings, progress.trial)
+        reason = predict(engine, settings, progress.trial)
+    if reason is StopReason.INTERRUPTED:
+        raise KeyboardInterrupt  # Who wants an end wants no measurements; the predictions made are kept.
 
 
 def _show(result: TuneResult) -> None:
@@ -134,11 +136,14 @@ def _why_nothing(result: TuneResult) -> str:
 
 
 def _no_gain(result: TuneResult) -> str:
-    """The search's winner was not shown to be faster than a baseline config."""
-    assert result.final is not None
-    winner = result.final.winner
+    """The search's winner was not shown to be faster than a baseline config; the reference is none."""
+    final = result.final
+    assert final is not None
+    winner = final.winner
     ratios = [
-        f"{_factor(ratio)} against {name}" for name, ratio in result.final.ratios.items() if name in result.baselines
+        f"{_factor(ratio)} against {name}"
+        for name, ratio in final.ratios.items()
+        if name != REFERENCE and not final.gains_over(name)
     ]
     return (
         f"No gain: the baseline stands. The fastest of the search, {format_config(winner.config)}, "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from autotune.chips import CHIPS, DEFAULT_TARGET, Chip, get_chip
 from autotune.engines._base import Engine, Race, Task
-from autotune.errors import UsageError, one_of
+from autotune.errors import UnavailableError, UsageError, one_of
 
 __all__ = ["Engine", "Race", "Task", "choose", "open_engine"]
 
@@ -29,13 +29,18 @@ def choose(name: str, target: str | None) -> tuple[str, Chip]:
         from autotune.engines.device import hardware
 
         if name == "device" or hardware.tpu_chips():
-            chip = hardware.attached().chip
-            if wanted in (None, chip):
-                return "device", chip
-            if name == "device":
+            attached = None
+            try:
+                attached = hardware.attached().chip
+            except UnavailableError:  # What is not the device's own chip can be predicted for all the same.
+                if name == "device" or wanted is None:
+                    raise
+            if attached is not None and wanted in (None, attached):
+                return "device", attached
+            if attached is not None and name == "device":
                 raise UsageError(
-                    f"--target {target}: the attached device is {chip.device_kind}; leave --target out to measure on "
-                    f"it, or predict for {target} with --engine compiler"
+                    f"--target {target}: the attached device is {attached.device_kind}; leave --target out to measure "
+                    f"on it, or predict for {target} with --engine compiler"
                 )
     chip = wanted or get_chip(DEFAULT_TARGET)
     if not chip.known:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -20,8 +21,15 @@ def kernel_path(kernel: Kernel) -> str:
 
 def open_kernel(kernel: str, problem: Mapping[str, Any]) -> tuple[Kernel, Any]:
     """The kernel and the problem that a job was sent."""
-    instance = resolve(kernel)() if ":" in kernel else get_kernel(kernel)
+    instance = _made(kernel) if ":" in kernel else get_kernel(kernel)
     return instance, instance.problem_type.from_dict(problem)
+
+
+@functools.cache
+def _made(kernel: str) -> Kernel:
+    """The same one each time: what a worker keeps of a kernel it finds again."""
+    made: Kernel = resolve(kernel)()
+    return made
 
 
 def compile_config(kernel: str, problem: Mapping[str, Any], target: str, config: Mapping[str, Any]) -> dict[str, Any]:

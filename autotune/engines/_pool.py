@@ -126,12 +126,17 @@ class WorkerPool:
             if fresh:
                 self._replace()
             results: list[Any] = []
-            for job in jobs:
-                results.append(self._run(ticket, job))
-                if until(results[-1]):
-                    break
-            if fresh or spent(results[-1]):
-                self._replace()
+            done_with = True
+            try:
+                for number, job in enumerate(jobs, start=1):
+                    # What one job left in the worker is there for the next: none is replaced in between.
+                    results.append(self._run(ticket, job, recycle=number == len(jobs)))
+                    if until(results[-1]):
+                        break
+                done_with = fresh or spent(results[-1])
+            finally:
+                if done_with:
+                    self._replace()
             return results
 
         return self._start_thread(run)
@@ -144,7 +149,11 @@ class WorkerPool:
 
     def give_up(self, future: Future[Any]) -> None:
         """Cancels a job that has not begun; kills the worker that is at it."""
-        if not future.cancel() and (worker := self._tickets[future].worker) is not None:
+        if future.cancel():
+            return
+        ticket = self._tickets[future]
+        ticket.given_up = True  # Between two of its jobs, or while its worker starts, there is none to kill.
+        if (worker := ticket.worker) is not None:
             worker.kill()
 
     def start(self) -> Future[Any]:
@@ -197,11 +206,16 @@ class WorkerPool:
         with self._lock:
             self._workers.remove(worker)
 
-    def _run(self, ticket: _Ticket, job: Job) -> Any:
-        worker = ticket.worker = self._worker()
+    def _run(self, ticket: _Ticket, job: Job, *, recycle: bool = True) -> Any:
         try:
+            worker = ticket.worker = self._worker()
+        except (JobError, JobTimeout) as error:  # The job is not to blame.
+            raise WorkerDied(f"no worker can be started: {error}") from error
+        try:
+            if ticket.given_up:
+                raise WorkerDied("it was given up")
             answer = worker.ask({"job": job.function, "arguments": dict(job.arguments)}, job.timeout_s)
-            if answer["rss_bytes"] > self._recycle_bytes:
+            if recycle and answer["rss_bytes"] > self._recycle_bytes:
                 worker.kill()
         except (JobTimeout, WorkerDied) as error:
             if not job.phase:
@@ -217,9 +231,10 @@ class WorkerPool:
 
 
 class _Ticket:
-    """Which worker is at a job."""
+    """Which worker is at a job, and whether anybody still wants it."""
 
     worker: _Worker | None = None
+    given_up: bool = False
 
 
 class _Worker:

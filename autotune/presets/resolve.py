@@ -102,7 +102,8 @@ def heuristic(kernel: Kernel, problem: Problem, target: str) -> Mapping[str, Any
 
 def tune_command(kernel: Kernel, problem: Problem, chip: Chip) -> str:
     """The command line that would tune `problem`."""
-    return f"python -m autotune {kernel.name} --target {chip.name} --problem {problem}"
+    where = f"--target {chip.name}" if chip.known else "--engine device"  # Elsewhere nothing is predicted.
+    return f"python -m autotune {kernel.name} {where} --problem {problem}"
 
 
 def _notice(kernel: Kernel, problem: Problem, chip: Chip, match: Match) -> str:

@@ -120,9 +120,9 @@ def _details(preset: Preset) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in preset.versions.items())
     surely = ""
     for name, figures in preset.baselines.items():
-        if interval := figures.get("speedup_interval"):
+        if (interval := figures.get("speedup_interval")) and (ratio := preset.speedup(name)) is not None:
             low, high = interval
-            surely += f" Over {name}: {figures['speedup']:.3f}×, {low:.3f} to {high:.3f} with 99 % confidence."
+            surely += f" Over {name}: {ratio:.3f}×, {low:.3f} to {high:.3f} with 99 % confidence."
     origin = f"{preset.source.capitalize()} with the {preset.engine} engine ({versions}) on {preset.date}"
     timer = f" Timer: {preset.timer}." if preset.timer else ""
     return f"Config `{pairs(preset.config)}`. {origin}.{timer}{surely}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from types import FrameType
 from typing import Self
 
@@ -11,12 +12,17 @@ from typing import Self
 class Interrupt:
     """While entered, the first SIGINT or SIGTERM only sets `requested`; the second raises KeyboardInterrupt.
 
-    Does nothing outside the main thread, where Python delivers no signals.
+    `since` is when that was, by `time.monotonic()`. Does nothing outside the main thread, where Python delivers no
+    signals.
     """
 
     def __init__(self) -> None:
-        self.requested = False
+        self.since: float | None = None
         self._previous: dict[signal.Signals, object] = {}
+
+    @property
+    def requested(self) -> bool:
+        return self.since is not None
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
@@ -31,4 +37,4 @@ class Interrupt:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.requested:
             raise KeyboardInterrupt
-        self.requested = True
+        self.since = time.monotonic()

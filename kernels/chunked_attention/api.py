@@ -41,7 +41,7 @@ def chunked_attention(
         UsageError: Shapes, dtypes, head counts or the config do not fit together.
     """
     problem = _problem(q, k, v, causal)
-    config = choose_config("chunked_attention", problem, config, lambda: heuristic_config(problem))
+    config = choose_config("chunked_attention", problem, config, lambda: heuristic_config(problem), anywhere=True)
     _check(config)
     return chunked_attention_jax(*varying_alike((q, k, v)), causal=causal, scale=scale, **config)
 

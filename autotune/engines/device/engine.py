@@ -60,7 +60,7 @@ class DeviceEngine(PooledEngine):
         job = self._pool.submit_all(
             [self._job("compile_program", what, "compile"), self._job("run_program", what, "run")],
             until=lambda refusal: refusal is not None,
-            spent=lambda outcome: outcome["status"] == Status.HBM_OOM,
+            spent=_spent,
         )
         return self._outcome(job, _last)
 
@@ -73,7 +73,7 @@ class DeviceEngine(PooledEngine):
         together = {**self._identity, "configs": configs, "seed": seed, "seconds": seconds}
         race = self._job("race", together, "race")
         jobs.append(dataclasses.replace(race, timeout_s=self.timeout_s * len(configs)))
-        job = self._pool.submit_all(jobs, until=lambda result: result is not None, fresh=fresh)
+        job = self._pool.submit_all(jobs, until=lambda result: result is not None, spent=_spent, fresh=fresh)
         return typed(self._pool, job, _read_race, lambda status, text: Race(status, message=text))
 
     def validate(self, config: Config, *, seed: int = 0) -> Future[Validation]:
@@ -87,7 +87,8 @@ class DeviceEngine(PooledEngine):
         if not small.ok:
             return small
         check = self._job("check", {**arguments, "seed": _CHECK_SEED + seed}, "check")
-        job = self._pool.submit_all([dataclasses.replace(check, timeout_s=_CHECK_TIMEOUTS * self.timeout_s)])
+        check = dataclasses.replace(check, timeout_s=_CHECK_TIMEOUTS * self.timeout_s)
+        job = self._pool.submit_all([check], spent=_spent)
         return _both(small, typed(self._pool, job, _read_check, _failed).result())
 
     def close(self) -> None:
@@ -111,6 +112,11 @@ def open_device_engine(task: Task, *, jobs: int, timeout_s: float) -> DeviceEngi
     if task.chip != device.chip:
         raise UsageError(f"the attached device is {device.device_kind}, not {task.chip.device_kind}")
     return DeviceEngine(task, device, jobs=jobs, timeout_s=timeout_s)
+
+
+def _spent(result: Any) -> bool:
+    """Whether a worker's memory, or the device as it sees it, may be past use: a TPU that halted runs nothing more."""
+    return result is not None and result.get("status") in (Status.HBM_OOM, Status.RUNTIME_ERROR)
 
 
 def _last(results: Sequence[Any]) -> Any:

@@ -47,11 +47,12 @@ def run_program(kernel: str, problem: Mapping[str, Any], config: Config | None, 
         outcome = Outcome(Status.OK, source=Source.DEVICE, **_figures(timing.measure(program, _clock())))
     except Exception as error:
         outcome = classify_run_error(text_of(error))
-    program.inputs.restore()
-    stats = jax.devices()[0].memory_stats() or {}
-    peak_bytes = stats.get("peak_bytes_in_use", program.peak_bytes)
-    figures = {"compile_s": program.compile_s, "peak_bytes": peak_bytes, "run_s": time.monotonic() - started}
-    return dataclasses.replace(outcome, **figures).to_dict()
+    else:
+        program.inputs.restore()  # Not after a failure: this process is then given up.
+    # The device's own count of its peak is one for the process: of whichever program took most so far.
+    return dataclasses.replace(
+        outcome, compile_s=program.compile_s, peak_bytes=program.peak_bytes, run_s=time.monotonic() - started
+    ).to_dict()
 
 
 def race(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 import math
 import time
@@ -21,10 +20,11 @@ from autotune.outcome import Config, Outcome, Status
 from autotune.render import memory
 from autotune.space import format_config
 
-# Inputs in rotation: together larger than any cache, so that no call finds its own still there.
+# Inputs in rotation: together larger than most caches, so that no call finds its own still there. A set that is so by
+# itself is the only one: another would take the memory that a program may need.
 ROTATED_BYTES = 256 * 1024**2
 MOST_SETS = 4
-KEPT = 8  # programs; a compiled one holds memory
+KEPT = 12  # programs, all of a race among them; a compiled one holds memory
 
 
 @dataclasses.dataclass
@@ -71,7 +71,7 @@ class InputSets:
     def __init__(self, make: Callable[[int], tuple[Any, ...]], seed: int, nbytes: int) -> None:
         self._make, self._seed = make, seed
         self.nbytes = nbytes
-        count = min(MOST_SETS, max(2, math.ceil(ROTATED_BYTES / max(1, nbytes))))
+        count = min(MOST_SETS, math.ceil(ROTATED_BYTES / max(1, nbytes)))
         self.sets = [self._place(number) for number in range(count)]
         self._fingerprints = [fingerprint(arrays) for arrays in self.sets]
 
@@ -99,27 +99,50 @@ def _digest(arrays: tuple[Any, ...]) -> list[Any]:
 
 
 def fingerprint(arrays: tuple[Any, ...]) -> tuple[int, ...]:
-    """A number for each array that another content has not."""
+    """A number for each array that another content has by chance only, one in four thousand million."""
     return tuple(int(digest) for digest in _digest(tuple(arrays)))
 
 
 _numbers = itertools.count()
-_programs: OrderedDict[tuple[Any, ...], Program] = OrderedDict()
+# Compiled, to be had with any inputs: a race compiles nothing that a trial has compiled.
+_programs: OrderedDict[tuple[Any, ...], Callable[[InputSets], Program]] = OrderedDict()
+_inputs: dict[tuple[Any, ...], InputSets] = {}
 
 
-@functools.lru_cache(maxsize=2)
 def input_sets(kernel: Kernel, problem: Any, seed: int) -> InputSets:
-    """Shared by all programs of a problem."""
-    nbytes = sum(spec.nbytes for spec in kernel.arguments(problem))
-    return InputSets(lambda number: kernel.make_inputs(problem, number), seed, nbytes)
+    """Shared by all programs of a problem. Those of one seed at a time: they may be large."""
+    key = (kernel.name, problem, seed)
+    if key not in _inputs:
+        _inputs.clear()  # before the next are made
+        nbytes = sum(spec.nbytes for spec in kernel.arguments(problem))
+        _inputs[key] = InputSets(lambda number: kernel.make_inputs(problem, number), seed, nbytes)
+    return _inputs[key]
+
+
+def forget_programs() -> None:
+    """Frees what programs and inputs hold of the device's memory."""
+    _programs.clear()
+    _inputs.clear()
 
 
 def load(kernel: Kernel, problem: Any, config: Config | None, seed: int) -> Program | Outcome:
     """The compiled kernel, or its reference where `config` is None; or why there is none, as an outcome."""
-    key = (kernel.name, problem, format_config(config) if config is not None else None, seed)
-    if key in _programs:
-        _programs.move_to_end(key)
-        return _programs[key]
+    key = (kernel.name, problem, format_config(config) if config is not None else None)
+    if key not in _programs:
+        compiled = _compile(kernel, problem, config)
+        if isinstance(compiled, Outcome):
+            return compiled
+        _programs[key] = compiled
+        while len(_programs) > KEPT:
+            _programs.popitem(last=False)
+    _programs.move_to_end(key)
+    try:
+        return _programs[key](input_sets(kernel, problem, seed))
+    except Exception as error:
+        return classify_run_error(f"its inputs cannot be made: {text_of(error)}")
+
+
+def _compile(kernel: Kernel, problem: Any, config: Config | None) -> Callable[[InputSets], Program] | Outcome:
     started = time.monotonic()
     overwrites = tuple(kernel.overwrites(problem)) if config is not None else ()
     name = f"autotune_{next(_numbers)}"
@@ -141,18 +164,9 @@ def load(kernel: Kernel, problem: Any, config: Config | None, seed: int) -> Prog
         return dataclasses.replace(refusal, compile_s=time.monotonic() - started)
     compile_s = time.monotonic() - started
     peak_bytes = program_bytes(compiled)
-    if refusal := _too_large(kernel, problem, peak_bytes):
-        return dataclasses.replace(refusal, compile_s=compile_s, peak_bytes=peak_bytes)
-    try:
-        inputs = input_sets(kernel, problem, seed)
-    except Exception as error:
-        refusal = classify_run_error(f"its inputs cannot be made: {text_of(error)}")
-        return dataclasses.replace(refusal, compile_s=compile_s)
-    program = Program(name, compiled, inputs, overwrites, compile_s, peak_bytes)
-    _programs[key] = program
-    while len(_programs) > KEPT:
-        _programs.popitem(last=False)
-    return program
+    if too_large := _too_large(peak_bytes):
+        return dataclasses.replace(too_large, compile_s=compile_s, peak_bytes=peak_bytes)
+    return lambda inputs: Program(name, compiled, inputs, overwrites, compile_s, peak_bytes)
 
 
 def program_bytes(compiled: Any) -> int | None:
@@ -164,7 +178,7 @@ def program_bytes(compiled: Any) -> int | None:
     return sum(parts) - stats.alias_size_in_bytes
 
 
-def _too_large(kernel: Kernel, problem: Any, peak_bytes: int | None) -> Outcome | None:
+def _too_large(peak_bytes: int | None) -> Outcome | None:
     """Refuses what the device cannot hold: a CPU's process would be killed for it, and others with it."""
     limit = memory_limit(jax.devices()[0].memory_stats())
     if limit is None or peak_bytes is None or peak_bytes <= limit:

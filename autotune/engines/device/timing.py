@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import contextlib
 import math
 import random
 import statistics
@@ -60,13 +61,20 @@ class ProfilerClock(Clock):
     name = "profiler"
 
     def rounds(self, programs: Sequence[Program], count: int) -> list[list[float]]:
+        try:
+            return self._traced(programs, count)
+        except NoDeviceEvents:  # A trace's buffers are finite, and what does not fit is dropped: once more.
+            return self._traced(programs, count)
+
+    def _traced(self, programs: Sequence[Program], count: int) -> list[list[float]]:
         with tempfile.TemporaryDirectory() as folder:
-            with jax.profiler.trace(folder):
+            with _tracing(folder):
                 WallClock().rounds(programs, count)
             times = device_times(read_trace(Path(folder)))
-        missing = [program.name for program in programs if program.name not in times]
-        if missing:
-            raise NoDeviceEvents(f"the trace has no run of {', '.join(missing)}")
+        for program in programs:
+            seen, ran = len(times.get(program.name, ())), count * program.calls
+            if seen != ran:  # Which runs belong to which round would be a guess.
+                raise NoDeviceEvents(f"the trace has {seen} of {ran} runs of {program.name}")
         return [_by_sample(times[program.name], program.calls) for program in programs]
 
 
@@ -87,16 +95,22 @@ def _sample(program: Program) -> float:
 
 
 def choose_clock() -> Clock:
-    """The profiler's, where a trifle that ran on this device shows up in its trace."""
+    """The profiler's, where a trifle that ran on this device shows up in its trace; else the wall clock."""
     trifle = jax.jit(lambda x: x + 1)
     try:
         with tempfile.TemporaryDirectory() as folder:
-            with jax.profiler.trace(folder):
+            with _tracing(folder):
                 jax.block_until_ready(trifle(jax.numpy.zeros(8)))
             device_times(read_trace(Path(folder)))
-    except NoDeviceEvents:
+    except Exception:  # No device in it, or no trace: another profiler may be at work.
         return WallClock()
     return ProfilerClock()
+
+
+def _tracing(folder: str) -> contextlib.AbstractContextManager[None]:
+    options = jax.profiler.ProfileOptions()
+    options.python_tracer_level = 0  # Python's own calls would slow the dispatch, and fill the trace.
+    return jax.profiler.trace(folder, profiler_options=options)
 
 
 def warm_up(program: Program) -> tuple[float, float]:

@@ -1,0 +1,38 @@
+"""Which config a kernel's public function takes."""
+
+from __future__ import annotations
+
+import jax
+import pytest
+
+from autotune import presets
+from autotune.chips import get_chip
+from autotune.kernel import get_kernel
+from autotune.problem import Problem
+from kernels import _dispatch
+from kernels.chunked_attention import chunked_attention
+
+CONFIG = {"q_chunk": 64, "kv_chunk": 32, "q_loop": "scan", "remat": "kv_step"}
+
+
+@pytest.mark.skipif(jax.default_backend() == "tpu", reason="there all kernels take their presets")
+def test_a_kernel_for_any_device_takes_what_was_measured_on_this_one(monkeypatch):
+    taken = []
+
+    def record(q, k, v, **options):
+        taken.append({name: options[name] for name in CONFIG})
+        return q
+
+    monkeypatch.setattr("kernels.chunked_attention.api.chunked_attention_jax", record)
+    q = jax.numpy.zeros((1, 1, 128, 64), jax.numpy.float32)
+    with presets.using({"chunked_attention": CONFIG}):
+        chunked_attention(q, q, q)
+    assert taken == [CONFIG]
+    assert _dispatch.choose_config("matmul", Problem(), None, lambda: {"its": "heuristic"}) == {"its": "heuristic"}
+
+
+def test_the_command_that_tunes_for_such_a_device_measures():
+    kernel = get_kernel("chunked_attention")
+    problem = kernel.problems[kernel.default_problem]
+    assert " --engine device " in presets.tune_command(kernel, problem, get_chip("cpu"))
+    assert " --target v5e " in presets.tune_command(kernel, problem, get_chip("v5e"))
