@@ -33,17 +33,21 @@ class Final:
     Attributes:
         winner: The fastest, its outcome's time and interval from the fresh processes.
         baselines: Of each baseline that ran beside it, its time.
-        ratios: Of each baseline, how many times as long it takes.
+        ratios: Of each of those, how many times as long it takes.
+        far: Baselines that did not run, as their trial had shown them to be slower many times over.
     """
 
     winner: TrialRecord
     baselines: Mapping[str, Outcome]
     ratios: Mapping[str, Spread]
+    far: frozenset[str] = frozenset()
 
-    def gains_over(self, baseline: str) -> bool:
-        """Whether the winner was shown to be faster: the whole interval says so."""
+    def gains_over(self, baseline: str) -> bool | None:
+        """Whether the winner was shown to be faster: the whole interval says so. None: they were not compared."""
+        if baseline in self.far:
+            return True
         ratio = self.ratios.get(baseline)
-        return ratio is None or ratio.low > 1.0
+        return None if ratio is None else ratio.low > 1.0
 
 
 def close_ones(records: Sequence[TrialRecord]) -> list[TrialRecord]:
@@ -121,17 +125,40 @@ def _confirm(
     result: Callable[[Future[Race]], Race | None],
     say: Callable[[str], None],
 ) -> Final | None:
-    """Several races in processes of their own; None where fewer than two of them worked."""
-    own = config_key(winner.config)
-    rivals = {
-        name: config
+    """The winner beside the baselines; None where it cannot be run again and again.
+
+    A baseline that fails beside the others must not take the winner with it: then each runs with the winner alone.
+    """
+    own, time_ms = config_key(winner.config), winner.outcome.time_ms or 0.0
+    others = {
+        name: (config, outcome)
         for name, (config, outcome) in baselines.items()
-        if outcome.ok
-        and (config is None or config_key(config) != own)
-        and (outcome.time_ms or 0.0) <= FAR * (winner.outcome.time_ms or 0.0)
+        if outcome.ok and (config is None or config_key(config) != own)
     }
-    say(f"measuring the fastest{' and ' if rivals else ''}{', '.join(rivals)} in {CONFIRMATIONS} fresh processes")
-    entries = [winner.config, *rivals.values()]
+    far = frozenset(name for name, (_, outcome) in others.items() if (outcome.time_ms or 0.0) > FAR * time_ms)
+    rivals = {name: rival for name, rival in others.items() if name not in far}
+    final = _beside(engine, winner, rivals, result, say)
+    if final is None and rivals:
+        alone = [_beside(engine, winner, {name: rival}, result, say) for name, rival in rivals.items()]
+        worked = [one for one in alone if one is not None]
+        final = worked[0] if worked else _beside(engine, winner, {}, result, say)
+        for one in worked[1:]:
+            final = dataclasses.replace(
+                worked[0], baselines={**final.baselines, **one.baselines}, ratios={**final.ratios, **one.ratios}
+            )
+    return None if final is None else dataclasses.replace(final, far=far)
+
+
+def _beside(
+    engine: Engine,
+    winner: TrialRecord,
+    rivals: Mapping[str, tuple[Config | None, Outcome]],
+    result: Callable[[Future[Race]], Race | None],
+    say: Callable[[str], None],
+) -> Final | None:
+    """Several races in processes of their own; None where fewer than two of them worked."""
+    say(f"measuring {', '.join(['the fastest', *rivals])} in {CONFIRMATIONS} fresh processes")
+    entries = [winner.config, *(config for config, _ in rivals.values())]
     pending = [
         engine.race(entries, seconds=CONFIRM_S, seed=_CONFIRM_SEED + 10 * number, fresh=True)
         for number in range(CONFIRMATIONS)
@@ -144,8 +171,8 @@ def _confirm(
     if len(races) < 2:
         return None
     outcomes = [
-        _timed(base, [race.samples[place] for race in races], races[0].timer)
-        for place, base in enumerate([winner.outcome, *(baselines[name][1] for name in rivals)])
+        _timed(known, [race.samples[place] for race in races], races[0].timer)
+        for place, known in enumerate([winner.outcome, *(outcome for _, outcome in rivals.values())])
     ]
     ratios = {
         name: ratio_of_races([(race.samples[place], race.samples[0]) for race in races])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
@@ -64,22 +63,26 @@ class Foresight:
         return Outcome(Status.OK, time_ms=time_ms, source=Source.ANALYTIC)
 
 
-def predict(engine: Engine, settings: SearchSettings, on_trial: Callable[[TrialRecord], None]) -> StopReason:
+def predict(
+    engine: Engine, settings: SearchSettings, on_trial: Callable[[TrialRecord], None], *, started: float
+) -> StopReason:
     """Fills the compiler's study of the engine's task, from which `Foresight` reads; what is there is not done again.
 
     Args:
         engine: One that predicts, of the task that will be measured.
         settings: Those of the run that will measure; its study is kept in the results folder in any case.
         on_trial: Called after each prediction.
+        started: `time.monotonic()` of the run's start, from which its budget counts: half of it is for predictions.
 
     Returns:
         Why it ended.
     """
     task = engine.task
-    here = dataclasses.replace(settings, storage=None, study=None)
+    budget_s = settings.budget_s / 2 if settings.budget_s else None
+    here = dataclasses.replace(settings, storage=None, study=None, budget_s=budget_s)
     with Interrupt() as interrupt:
         search = Search(engine, task.kernel.baselines(task.problem, task.chip), here)
-        return search.run(on_trial, interrupt, started=time.monotonic())
+        return search.run(on_trial, interrupt, started=started)
 
 
 @dataclasses.dataclass(frozen=True)

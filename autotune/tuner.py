@@ -86,7 +86,8 @@ class TuneResult:
         messages: Of each status but ok, the first message.
         final: What the finals showed, where times are measured.
         agreement: How well what was predicted ranked what was measured.
-        gain: Whether the best was shown to be faster than the baseline configs: else the fastest of those is `best`.
+        gain: Whether the best was shown to be faster than the baseline configs; where not, the fastest of those is
+            `best`. None: they were not compared, as one does not work, and no gain is claimed.
     """
 
     task: Task
@@ -105,7 +106,7 @@ class TuneResult:
     messages: Mapping[str, str] = dataclasses.field(default_factory=dict)
     final: Final | None = None
     agreement: Agreement | None = None
-    gain: bool = True
+    gain: bool | None = True
 
     @property
     def roofline_ms(self) -> float | None:
@@ -123,7 +124,7 @@ class TuneResult:
 
     def ratio(self, baseline: str) -> Spread | None:
         """The same with its interval, where the finals measured both in turn."""
-        return self.final.ratios.get(baseline) if self.final is not None and self.gain else None
+        return self.final.ratios.get(baseline) if self.final is not None and self.gain is not False else None
 
     def to_dict(self) -> dict[str, Any]:
         """The command line's JSON document."""
@@ -213,6 +214,7 @@ def tune(
     observer: Observer | None = None,
     *,
     start: Sequence[Config] = (),
+    started: float | None = None,
 ) -> TuneResult:
     """Searches, validates the winner and keeps it as a preset.
 
@@ -224,13 +226,14 @@ def tune(
         settings: How much to search, and where results are kept.
         observer: Is told how it goes.
         start: Configs to begin with after the baselines.
+        started: `time.monotonic()` of the run's start, where something was done before; its budget counts from there.
 
     Raises:
         UsageError: Nothing can be tuned as asked. Nothing has been written then.
         ResultsError: A results file cannot be read. It is untouched.
     """
     observer = observer or Observer()
-    started = time.monotonic()
+    started = time.monotonic() if started is None else started
     presets.read(preset_file(task, settings.results))  # Better now than after the search.
     baselines = task.kernel.baselines(task.problem, task.chip)
     known = Foresight(task, settings) if engine.measures else None
@@ -386,7 +389,7 @@ def _best(
     final: Final | None,
     baselines: Mapping[str, Config],
     records: Mapping[tuple, TrialRecord],
-) -> tuple[TrialRecord | None, bool]:
+) -> tuple[TrialRecord | None, bool | None]:
     """What to keep, and whether it is a gain: where it was not shown to be one, the baseline stands.
 
     Where times are predicted, the fastest that is right. Where they are measured, and the finals did not come to an
@@ -395,13 +398,14 @@ def _best(
     if not engine.measures:
         return next(iter(shown_right), None), True
     if final is None:
-        return None, True
+        return None, None
     own = config_key(final.winner.config)
     if any(config_key(config) == own for config in baselines.values()):
         return final.winner, False
-    ties = [name for name in baselines if not final.gains_over(name)]
+    gains = {name: final.gains_over(name) for name in baselines}
+    ties = [name for name, gain in gains.items() if gain is False]
     if not ties:
-        return final.winner, True
+        return final.winner, None if None in gains.values() else True
     name = min(ties, key=lambda name: final.baselines[name].time_ms or 0.0)
     return dataclasses.replace(records[config_key(baselines[name])], outcome=final.baselines[name]), False
 

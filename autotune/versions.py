@@ -6,9 +6,23 @@ import functools
 import hashlib
 import importlib.metadata
 import importlib.resources
+import os
+import platform
+from pathlib import Path
 
+_AFFINITY = hasattr(os, "sched_getaffinity")
 PACKAGES = ("jax", "jaxlib", "libtpu")
-DECIDING = (*PACKAGES, "schedule")
+DECIDING = (*PACKAGES, "schedule", "machine")
+
+
+def machine() -> str:
+    """The processor and how many cores of it this process may use: what times on a CPU depend on."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return f"{next(names, platform.machine())}, {len(os.sched_getaffinity(0)) if _AFFINITY else os.cpu_count()} cores"
 
 
 def installed() -> dict[str, str]:

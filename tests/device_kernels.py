@@ -177,6 +177,18 @@ class DeedKernel(Kernel):
         return [DeedProblem(n=16)]
 
 
+class TakingKernel(DeedKernel):
+    """Takes its argument's memory for the result, and says so."""
+
+    name = "taking"
+
+    def overwrites(self, problem):
+        return (0,)
+
+    def bind(self, problem, config, *, interpret=False):
+        return lambda x: x * 2
+
+
 def chip_after_a_while() -> str:
     """So long that two of these need two workers."""
     time.sleep(1)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from device_kernels import DeedKernel, DeedProblem
+from device_kernels import DeedKernel, DeedProblem, TakingKernel
 
 from autotune.chips import get_chip
 from autotune.engines import Task, choose, open_engine
@@ -133,6 +133,18 @@ def test_inputs_that_a_kernel_overwrote_are_restored_for_the_next(engine):
     assert engine.validate({"deed": "work"}).result().ok
 
 
+def test_a_kernel_that_takes_its_arguments_gets_copies(monkeypatch, tmp_path):
+    """Donated: the array is gone after a call, and is right for the next one all the same."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    task = Task(TakingKernel(), DeedProblem(), get_chip("cpu"))
+    with open_engine("device", task, jobs=1, timeout_s=30) as engine:
+        outcome = engine.evaluate({"deed": "xla"}).result()
+        assert outcome.ok, outcome.message
+        assert outcome.repeats >= 7
+        verdict = engine.validate({"deed": "xla"}).result()
+        assert verdict.ok, verdict.message
+
+
 def test_a_race_times_all_in_turn(engine):
     race = engine.race([{"deed": "slow"}, {"deed": "xla"}, None], seconds=0.5, seed=1).result()
     assert race.ok
@@ -154,7 +166,7 @@ def test_a_race_that_hangs_or_cannot_begin_says_so(engine):
 
 
 def test_two_runs_do_not_measure_at_once(engine, task):
-    with pytest.raises(UnavailableError, match="another run is measuring on this cpu"):
+    with pytest.raises(UnavailableError, match="another run is measuring on this machine's device"):
         open_engine("device", task, jobs=1, timeout_s=10)
 
 
@@ -207,7 +219,8 @@ def test_a_kernel_for_tpus_is_refused_on_a_cpu():
         open_engine("device", task, jobs=1, timeout_s=1)
 
 
-def test_a_platform_that_jax_has_not_is_said_in_one_line(monkeypatch):
+def test_a_platform_that_jax_has_not_is_said_in_one_line(monkeypatch, tmp_path):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))  # Its lock is another.
     monkeypatch.setenv("JAX_PLATFORMS", "no_such")
     hardware.attached.cache_clear()
     with pytest.raises(UnavailableError, match="no device can be opened") as caught:

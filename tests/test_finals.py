@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -108,14 +109,58 @@ def test_where_nothing_is_shown_to_be_faster_the_baseline_stands(tmp_path, capsy
     assert preset.speedup("default") == pytest.approx(1.0)
 
 
-def test_a_baseline_that_is_wrong_does_not_stand(tmp_path):
+def test_a_baseline_that_is_wrong_does_not_stand_and_no_gain_over_it_is_claimed(tmp_path):
     engine = device(
         outcome=lambda config: Outcome(Status.OK, time_ms=2.0, source=Source.DEVICE),
         right=lambda config: dict(config) != DEFAULT,
     )
     result = run(engine, tmp_path)
-    assert result.gain
+    assert result.gain is None
     assert result.best.config != DEFAULT
+
+
+class Failing(FakeEngine):
+    """Races fail where one of `bad` takes part."""
+
+    bad: tuple = ()
+
+    def _race(self, entries, draw):
+        race = super()._race(entries, draw)
+        if any(entry in self.bad for entry in entries):
+            return dataclasses.replace(race, status=Status.TIMEOUT, samples=(), message="race: no result within 4 s")
+        return race
+
+
+def test_a_baseline_that_fails_beside_the_others_does_not_take_the_winner_with_it(tmp_path):
+    engine = Failing(toy_task("large"), jobs=1, name="device", measures=True, outcome=measured)
+    engine.bad = (None,)
+    result = run(engine, tmp_path, trials=60)
+    assert result.best.config == FASTEST
+    assert result.gain is True
+    assert set(result.final.ratios) == {"default"}
+    assert result.ratio("xla") is None
+
+
+def test_a_gain_over_what_was_not_compared_is_not_claimed(tmp_path):
+    engine = Failing(toy_task("large"), jobs=1, name="device", measures=True, outcome=measured)
+    engine.bad = (DEFAULT,)
+    result = run(engine, tmp_path, trials=60)
+    assert result.best.config == FASTEST
+    assert result.gain is None
+    assert set(result.final.ratios) == {"xla"}
+    assert result.to_dict()["gain"] is None
+
+
+def test_the_newer_of_two_measurements_stays_unless_it_was_shown_to_be_slower(tmp_path):
+    result = run(device(), tmp_path, trials=60)
+    kept = presets.read(result.preset)[0]
+    low, high = kept.interval_ms
+    unlucky = dataclasses.replace(kept, time_ms=high * 1.01, interval_ms=(high * 0.99, high * 1.02))
+    slower = dataclasses.replace(kept, time_ms=high * 1.2, interval_ms=(high * 1.1, high * 1.3))
+    assert unlucky.beats(kept)
+    assert not slower.beats(kept)
+    assert kept.beats(slower)
+    assert low < high
 
 
 def test_without_the_races_nothing_is_kept(tmp_path):
@@ -198,7 +243,7 @@ def test_what_was_predicted_decides_what_is_measured_first_and_is_kept_beside_it
     predicting = FakeEngine(toy_task("large"), jobs=1)
     settings = SearchSettings(trials=40, results=tmp_path)
     predicted: list[TrialRecord] = []
-    predict(predicting, settings, predicted.append)
+    predict(predicting, settings, predicted.append, started=time.monotonic())
     assert len(predicted) == 40
     known = Foresight(predicting.task, settings)
     best = known.best(40)
@@ -220,9 +265,9 @@ def test_what_was_predicted_decides_what_is_measured_first_and_is_kept_beside_it
 
 def test_predictions_already_made_are_not_made_again(tmp_path):
     settings = SearchSettings(trials=10, results=tmp_path)
-    predict(FakeEngine(toy_task("large"), jobs=1), settings, lambda record: None)
+    predict(FakeEngine(toy_task("large"), jobs=1), settings, lambda record: None, started=time.monotonic())
     again = FakeEngine(toy_task("large"), jobs=1)
-    predict(again, settings, lambda record: None)
+    predict(again, settings, lambda record: None, started=time.monotonic())
     assert again.evaluated == []
 
 

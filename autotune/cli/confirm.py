@@ -30,7 +30,11 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError(f"{results} has no predicted presets for {chip.device_kind}, the attached device")
     confirmed: list[tuple[Preset, TuneResult]] = []
     for preset in found:
-        confirmed.append((preset, _confirm(preset, chip, results, arguments)))
+        try:
+            confirmed.append((preset, _confirm(preset, chip, results, arguments)))
+        except UsageError as error:  # Of an older kernel, say: the others can be confirmed all the same.
+            render.console(stderr=True).print(f"{preset.kernel} {dict(preset.problem)}: {error}", soft_wrap=True)
+            continue
         if confirmed[-1][1].stopped_because is StopReason.INTERRUPTED:
             break
     if arguments.json:
@@ -85,7 +89,7 @@ def _show(confirmed: list[tuple[Preset, TuneResult]], chip: Chip) -> None:
     for preset, result in confirmed:
         best = result.best
         measured = render.milliseconds(best.outcome.time_ms) if best is not None else "not confirmed"
-        gain = render.times(result.speedup("default")) if result.gain else "no gain"
+        gain = "no gain" if result.gain is False else render.times(result.speedup("default"))
         problem = ", ".join(f"{n}={v}" for n, v in result.task.problem.shown().items())
         table.add_row(preset.kernel, problem, render.milliseconds(preset.time_ms), measured, gain)
     out.print(table)

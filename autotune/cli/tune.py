@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import time
 from typing import Any
 
 from autotune import engines, render
@@ -49,19 +50,22 @@ def run(arguments: argparse.Namespace) -> int:
 def _tune(task: Task, arguments: argparse.Namespace, settings: SearchSettings) -> TuneResult:
     from autotune.cli.progress import make_progress
 
-    console = render.console(stderr=True)
+    console, started = render.console(stderr=True), time.monotonic()
     if arguments.engine == "device" and task.chip.known:
-        _predict_first(task, arguments, settings, console)
+        _predict_first(task, arguments, settings, console, started)
     with contextlib.ExitStack() as stack:
         engine = stack.enter_context(
             engines.open_engine(arguments.engine, task, jobs=arguments.jobs, timeout_s=arguments.timeout)
         )
         heading = [f"{task.kernel.name} {task.problem}", f"on {task.chip.name}, {engine.name} engine"]
         heading += [engine.notice] if engine.notice else []
-        return tune(task, engine, settings, stack.enter_context(make_progress(console, heading)))
+        progress = stack.enter_context(make_progress(console, heading))
+        return tune(task, engine, settings, progress, started=started)
 
 
-def _predict_first(task: Task, arguments: argparse.Namespace, settings: SearchSettings, console: Any) -> None:
+def _predict_first(
+    task: Task, arguments: argparse.Namespace, settings: SearchSettings, console: Any, started: float
+) -> None:
     """Has the compiler rank configs, so that the device measures the promising ones."""
     from autotune.cli.progress import LineProgress
 
@@ -74,7 +78,7 @@ def _predict_first(task: Task, arguments: argparse.Namespace, settings: SearchSe
     progress.trials = settings.trials
     console.print(f"predicting {settings.trials} configs, to measure the best of them first", soft_wrap=True)
     with opened as engine:
-        reason = predict(engine, settings, progress.trial)
+        reason = predict(engine, settings, progress.trial, started=started)
     if reason is StopReason.INTERRUPTED:
         raise KeyboardInterrupt  # Who wants an end wants no measurements; the predictions made are kept.
 
@@ -88,8 +92,13 @@ def _show(result: TuneResult) -> None:
         soft_wrap=True,
     )
     out.print(_table(result))
-    if result.best is not None and not result.gain:
+    if result.best is not None and result.gain is False:
         out.print(_no_gain(result), soft_wrap=True)
+    if result.best is not None and result.gain is None:
+        out.print("No gain is claimed: a baseline config does not work, or was not compared.", soft_wrap=True)
+    for name in result.baselines:
+        if (factor := result.speedup(name)) is not None and factor < 1 and result.gain is not False:
+            out.print(f"{name} is faster than the tuned config: {render.times(factor)}.", soft_wrap=True)
     if result.best is None:
         out.print(_why_nothing(result), soft_wrap=True)
         for status, message in result.messages.items():

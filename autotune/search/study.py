@@ -40,8 +40,10 @@ NAMES = re.compile(r"(?!\.)[\w.-]{1,100}", re.ASCII)
 def identity(task: Task, engine: str, seed: int, encoding: Encoding) -> dict[str, str]:
     """What makes two runs one study: only such runs have comparable times and the same encoding.
 
-    The versions are part of it: the compiler of another libtpu schedules otherwise.
+    The versions are part of it: the compiler of another libtpu schedules otherwise. So is the machine, where it is
+    what is measured.
     """
+    here = {"machine": versions.machine()} if task.chip.platform == "cpu" else {}
     return {
         "kernel": task.kernel.name,
         "version": task.kernel.version,
@@ -51,6 +53,7 @@ def identity(task: Task, engine: str, seed: int, encoding: Encoding) -> dict[str
         "seed": str(seed),
         "space": encoding.digest,
         **versions.installed(),
+        **here,
     }
 
 

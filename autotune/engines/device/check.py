@@ -34,6 +34,8 @@ def check_on_device(kernel: Kernel, problem: Any, config: Config, seed: int) -> 
     try:
         return dataclasses.replace(_check(kernel, problem, config, seed, where), problems=(where,))
     except Exception as error:
+        if isinstance(error, _NoReference):  # Transient: nothing was shown, and nothing is kept of it.
+            return Validation(Status.CRASH, problems=(where,), message=f"{where}: {error}")
         outcome = classify_run_error(text_of(error))
         return Validation(outcome.status, problems=(where,), message=f"{where}: {outcome.message}")
 
@@ -79,12 +81,27 @@ def _check(kernel: Kernel, problem: Any, config: Config, seed: int, where: str) 
     return max(verdicts, key=lambda verdict: verdict.max_rel_error or 0.0)
 
 
+class _NoReference(Exception):
+    """There is nothing to compare with, which is not the config's doing."""
+
+
 def _reference(kernel: Kernel, problem: Any, inputs: tuple[Any, ...]) -> tuple[list[Any], list[Any]]:
-    """As `reference_results`; what goes wrong there is not the config's doing, and the text says so."""
+    """As `reference_results`; by the host's CPU where the device has not the memory.
+
+    Raises:
+        _NoReference: It cannot be computed at all.
+    """
     try:
         return reference_results(kernel, problem, inputs)
     except Exception as error:
-        raise RuntimeError(f"the reference in float32 cannot be computed at this size: {text_of(error)}") from error
+        if jax.default_backend() == "cpu":
+            raise _NoReference(f"the reference in float32 cannot be computed: {text_of(error)}") from error
+    try:
+        host = jax.local_devices(backend="cpu")[0]
+        with jax.default_device(host):
+            return reference_results(kernel, problem, tuple(jax.device_put(array, host) for array in inputs))
+    except Exception as error:
+        raise _NoReference(f"the reference in float32 cannot be computed, nor on the host: {text_of(error)}") from error
 
 
 def _poison(shape: Any) -> jax.Array:

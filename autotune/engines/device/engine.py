@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+from autotune import versions
 from autotune.engines._base import Race, Task
 from autotune.engines._pool import Job, WorkerPool
 from autotune.engines._pooled import VALIDATION_TIMEOUT_S, PooledEngine, typed
@@ -34,7 +35,7 @@ class DeviceEngine(PooledEngine):
     measures = True
 
     def __init__(self, task: Task, device: hardware.Attached, *, jobs: int, timeout_s: float) -> None:
-        self._lock = hardware.reserve(device)
+        self._lock = hardware.reserve()
         count = min(jobs, device.count)
         pool = WorkerPool(
             count,
@@ -48,6 +49,8 @@ class DeviceEngine(PooledEngine):
         self._checks = WorkerPool(1, warm_up="autotune.engines._jobs:import_jax", environment=validation_environment())
         self._threads = ThreadPoolExecutor(1)
         self._provenance |= {"device_kind": device.device_kind}
+        if device.platform == "cpu":
+            self._provenance |= {"machine": versions.machine()}
 
     def evaluate(self, config: Config) -> Future[Outcome]:
         return self._measure(dict(config))

@@ -71,6 +71,7 @@ def attached() -> Attached:
     Raises:
         UnavailableError: JAX finds none it can use; the text is its own.
     """
+    lock = reserve()  # Opening it would disturb who measures there.
     pool = WorkerPool(1, warm_up=DESCRIBE, environment=environment(), own=own_environments(1))
     try:
         found = pool.start().result()
@@ -78,6 +79,7 @@ def attached() -> Attached:
         raise UnavailableError(f"no device can be opened: {' '.join(str(error).split())[:300]}") from None
     finally:
         pool.close()
+        lock.release()
     count = tpu_chips() if found["platform"] == "tpu" else 1
     return Attached(found["platform"], found["device_kind"], max(1, count))
 
@@ -118,17 +120,17 @@ def _one_chip(place: int) -> dict[str, str]:
     }
 
 
-def reserve(device: Attached) -> filelock.FileLock:
+def reserve() -> filelock.FileLock:
     """The right to measure here: two runs at once would each slow the other down.
 
     Raises:
         UnavailableError: Another run has it.
     """
-    lock = filelock.FileLock(Path(tempfile.gettempdir(), f"autotune-{os.getuid()}-{device.platform}.lock"))
+    lock = filelock.FileLock(Path(tempfile.gettempdir(), f"autotune-{os.getuid()}-device.lock"))
     try:
         lock.acquire(timeout=0)
     except filelock.Timeout:
-        raise UnavailableError(f"another run is measuring on this {device.platform}: wait for it to end") from None
+        raise UnavailableError("another run is measuring on this machine's device: wait for it to end") from None
     return lock
 
 

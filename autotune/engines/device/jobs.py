@@ -17,6 +17,7 @@ from autotune.engines._refusals import classify_run_error, text_of
 from autotune.engines.device import timing
 from autotune.engines.device.check import check_on_device
 from autotune.engines.device.programs import Program, load
+from autotune.engines.device.trace import NoDeviceEvents
 from autotune.outcome import Config, Outcome, Source, Status
 
 
@@ -46,7 +47,7 @@ def run_program(kernel: str, problem: Mapping[str, Any], config: Config | None, 
     try:
         outcome = Outcome(Status.OK, source=Source.DEVICE, **_figures(timing.measure(program, _clock())))
     except Exception as error:
-        outcome = classify_run_error(text_of(error))
+        outcome = _failure(error)
     else:
         program.inputs.restore()  # Not after a failure: this process is then given up.
     # The device's own count of its peak is one for the process: of whichever program took most so far.
@@ -63,12 +64,19 @@ def race(
     try:
         return {"samples": timing.race(programs, _clock(), seconds), "timer": _clock().name}
     except Exception as error:
-        return classify_run_error(text_of(error)).to_dict()
+        return _failure(error).to_dict()
 
 
 def check(kernel: str, problem: Mapping[str, Any], config: Config, seed: int) -> dict[str, Any]:
     """Compares the kernel with its reference here, on inputs of full size."""
     return check_on_device(*open_kernel(kernel, problem), config, seed).to_dict()
+
+
+def _failure(error: Exception) -> Outcome:
+    """What a run came to; a profiler that lost its events says nothing of the config, which may be tried again."""
+    if isinstance(error, NoDeviceEvents):
+        return Outcome(Status.CRASH, message=text_of(error))
+    return classify_run_error(text_of(error))
 
 
 def _loaded(kernel: str, problem: Mapping[str, Any], config: Config | None, seed: int) -> Program:
