@@ -1,0 +1,141 @@
+"""Which functional unit binds a config: what the bundles of its hot regions issue, beside the slots there are.
+
+    python benchmarks/unit_table.py KERNEL [--target v5e,v6e] [--problem NAME|k=v,…] [--config k=v,…]
+
+Compiles the config (by default the one in use: preset or heuristic) and plays its schedule. A region is a run of
+bundles that ran equally often: a loop's body, or a part of one. A unit's figure is the share of its slots that the
+region's operations fill, stalls and waits included; that share of the region's cycles is the least those operations
+can take on this unit, however they are scheduled.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from rich import box
+
+from autotune import render
+from autotune.chips import Chip, get_chip
+from autotune.engines import _jobs
+from autotune.engines._pool import WorkerPool
+from autotune.engines.compiler import units
+from autotune.engines.compiler.units import Region, UnitUse
+from autotune.kernel import get_kernel
+from autotune.outcome import Outcome
+from autotune.presets.resolve import find
+from autotune.problem import parse_pairs
+from autotune.space import format_config
+
+TIMEOUT_S = 600.0
+NAMES = {
+    "MXU": "MXU multiplying",
+    "XLU": "cross-lane (XLU)",
+    "VEX": "MXU and XLU issue",
+    "VALU": "VALU",
+    "EUP": "transcendental (EUP)",
+    "VPOP": "results popped",
+    "VLOAD": "vector load",
+    "VSTORE": "vector store",
+    "SALU": "scalar",
+}
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("kernel")
+    parser.add_argument("--target", default="v5e", help="one or several, with commas between")
+    parser.add_argument("--problem", default="")
+    parser.add_argument("--config", default="", help="default: the one in use")
+    parser.add_argument("--regions", type=int, default=4, help="at most so many, those that take most cycles")
+    parser.add_argument("--markdown", action="store_true")
+    options = parser.parse_args(arguments)
+    kernel = get_kernel(options.kernel)
+    problem = kernel.parse_problem(options.problem)
+    failed = False
+    pool = WorkerPool(1, warm_up="autotune.engines.compiler.toolchain:warm_up", environment=units.environment())
+    try:
+        for target in options.target.split(","):
+            chip = get_chip(target)
+            roofline_ms = kernel.cost(problem).roofline_ms(chip)
+            if options.config:
+                config, how = kernel.space(problem, chip).parse(parse_pairs(options.config, "--config")), "given"
+            else:
+                match = find(kernel, problem, chip)
+                config, how = match.config, {"exact": "preset", "nearest": "nearest preset"}.get(match.how, match.how)
+            job = {"kernel": _jobs.kernel_path(kernel), "problem": problem.to_dict(), "target": chip.name}
+            found = pool.submit(
+                "autotune.engines.compiler.units:measure", {**job, "config": dict(config)}, timeout_s=TIMEOUT_S
+            ).result()
+            outcome = Outcome.from_dict(found["outcome"])
+            out = render.console()
+            out.print(f"{kernel.name} {problem} on {chip.name}, {how}: {format_config(config)}", soft_wrap=True)
+            if found["use"] is None:
+                failed = True
+                out.print(f"no schedule was played: {outcome.status.value} {outcome.message}", soft_wrap=True)
+                continue
+            show(units.parse_use(found["use"]), outcome, chip, roofline_ms, options.regions, options.markdown)
+    finally:
+        pool.close()
+    return 1 if failed else 0
+
+
+def show(use: UnitUse, outcome: Outcome, chip: Chip, roofline_ms: float, most: int, markdown: bool) -> None:
+    out = render.console()
+    hot = sorted(use.regions, key=lambda region: -region.cycles)[:most]
+    hot = sorted((region for region in hot if region.cycles > 0.01 * use.cycles), key=lambda region: region.first)
+    table = render.table("region", "slots", *(_name(region, use) for region in hot))
+    if markdown:
+        table.box, table.pad_edge = box.MARKDOWN, True
+    table.add_row("bundles", "", *(f"{region.bundles}" for region in hot))
+    table.add_row("runs", "", *(f"{region.runs}" for region in hot))
+    table.add_row("cycles a run", "", *(f"{region.cycles / region.runs:.0f}" for region in hot))
+    table.add_row("of all cycles", "", *(_share(region.cycles / use.cycles) for region in hot))
+    for unit, name in NAMES.items():
+        shares = (_share(region.occupancy(unit, use.slots)) for region in hot)
+        table.add_row(name, str(use.slots[unit]), *shares)
+    moves = [region.used["VLOAD"] + region.used["VSTORE"] for region in hot]
+    spills = (_share(region.spilled / moved if moved else 0) for region, moved in zip(hot, moves, strict=True))
+    table.add_row("spills, of loads and stores", "", *spills)
+    out.print(table)
+    end = "  " if markdown else ""
+    for region in hot:
+        out.print(f"{_name(region, use)}: {in_words(region, use)}.{end}", soft_wrap=True)
+    out.print(f"{whole_in_words(use, chip)}; roofline {render.milliseconds(roofline_ms)}.{end}", soft_wrap=True)
+    played = render.milliseconds(outcome.time_ms)
+    out.print(f"Whole: {played}, {render.provenance(outcome.source, chip.name)}.\n", soft_wrap=True)
+
+
+def in_words(region: Region, use: UnitUse) -> str:
+    """Which unit bounds the region from below, and how far above that it is."""
+    unit = max(NAMES, key=lambda unit: region.occupancy(unit, use.slots))
+    share, cycles = region.occupancy(unit, use.slots), region.cycles / region.runs
+    return (
+        f"{NAMES[unit]} is {_share(share)} full: these operations cannot take fewer than {share * cycles:.0f} cycles "
+        f"a run, and take {cycles:.0f}"
+    )
+
+
+def whole_in_words(use: UnitUse, chip: Chip) -> str:
+    """What each unit's operations would take alone, and what the program would with every region at its bound."""
+    to_ms = 1 / (chip.clock_ghz * 1e6)
+    shares = [{unit: region.occupancy(unit, use.slots) for unit in NAMES} for region in use.regions]
+    cycles = [region.cycles * to_ms for region in use.regions]
+    least = sum(max(each.values()) * ms for each, ms in zip(shares, cycles, strict=True))
+    alone = {unit: sum(each[unit] * ms for each, ms in zip(shares, cycles, strict=True)) for unit in NAMES}
+    longest = sorted(NAMES, key=lambda unit: -alone[unit])[:3]
+    units = ", ".join(f"{NAMES[unit]} {render.milliseconds(alone[unit])}" for unit in longest)
+    return f"Alone: {units}; every region at its bound {render.milliseconds(least)}"
+
+
+def _name(region: Region, use: UnitUse) -> str:
+    ops = {one.op for one in use.regions if one.cycles > 0.01 * use.cycles}
+    return f"{region.first:#x}" if len(ops) == 1 else f"{region.op} {region.first:#x}"
+
+
+def _share(share: float) -> str:
+    return f"{100 * share:.0f} %"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
