@@ -142,13 +142,15 @@ def _listed_slots(bundles: Sequence[Bundle], branch: int, target: int, starts_of
     """How many bundles after the branch at that address are its delay slots.
 
     Where slots may be folded, those with nothing in them up to the last one are listed as one empty bundle. They
-    are not where the branch's own region ends with the last slot. A region that began before the loop which the
-    branch repeats is another's.
+    are not where the branch's own region ends with a later slot: of one that repeats a loop with any of them, of
+    another with the last. A region that began before the loop which the branch repeats is another's.
     """
     slots = bundles[branch + 1 : branch + 1 + core.delay_slots]
-    if core.folds_slots and not (len(slots) == core.delay_slots and _ends_own_region(slots[-1], target, starts_of)):
+    repeats = target <= branch
+    if core.folds_slots:
         for count, bundle in enumerate(slots, start=1):
-            if bundle.empty:
+            later = slots[count:] if repeats else slots[core.delay_slots - 1 :]
+            if bundle.empty and not any(_ends_own_region(slot, target, starts_of) for slot in later):
                 return count
     return core.delay_slots
 
