@@ -86,7 +86,7 @@ def show(use: UnitUse, outcome: Outcome, chip: Chip, roofline_ms: float, most: i
     hot = sorted((region for region in hot if region.cycles > 0.01 * use.cycles), key=lambda region: region.first)
     table = render.table("region", "slots", *(_name(region, use) for region in hot))
     if markdown:
-        table.box, table.pad_edge = box.MARKDOWN, True
+        table.box, table.pad_edge, out.width = box.MARKDOWN, True, 200
     table.add_row("bundles", "", *(f"{region.bundles}" for region in hot))
     table.add_row("runs", "", *(f"{region.runs}" for region in hot))
     table.add_row("cycles a run", "", *(f"{region.cycles / region.runs:.0f}" for region in hot))

@@ -261,4 +261,5 @@ def _multiplying(bundles: Sequence[Bundle], unit: int, core: Core) -> int:
     """Cycles that one MXU's multiplies take back to back, as the player times them."""
     own = [dataclasses.replace(one, mxu=tuple(entry for entry in one.mxu if entry[1] == unit)) for one in bundles]
     own = [one for one in own if any(opcode.startswith("vmatmul") for opcode, _ in one.mxu)]
-    return len(own) + block_stall(own, core.cycles_per_push, core.cycles_per_float32_push)
+    free = [*own, *own[-1:]]  # a further one issues as the unit comes free
+    return max(0, len(free) - 1) + block_stall(free, core.cycles_per_push, core.cycles_per_float32_push)
