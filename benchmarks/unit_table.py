@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from typing import Any
 
 from rich import box
 
@@ -21,10 +22,10 @@ from autotune.engines import _jobs
 from autotune.engines._pool import WorkerPool
 from autotune.engines.compiler import units
 from autotune.engines.compiler.units import Region, UnitUse
-from autotune.kernel import get_kernel
+from autotune.kernel import Kernel, get_kernel
 from autotune.outcome import Outcome
 from autotune.presets.resolve import find
-from autotune.problem import parse_pairs
+from autotune.problem import Problem, parse_pairs
 from autotune.space import format_config
 
 TIMEOUT_S = 600.0
@@ -57,27 +58,33 @@ def main(arguments: list[str]) -> int:
     try:
         for target in options.target.split(","):
             chip = get_chip(target)
-            roofline_ms = kernel.cost(problem).roofline_ms(chip)
-            if options.config:
-                config, how = kernel.space(problem, chip).parse(parse_pairs(options.config, "--config")), "given"
-            else:
-                match = find(kernel, problem, chip)
-                config, how = match.config, {"exact": "preset", "nearest": "nearest preset"}.get(match.how, match.how)
+            config, how = config_of(kernel, problem, chip, options.config)
             job = {"kernel": _jobs.kernel_path(kernel), "problem": problem.to_dict(), "target": chip.name}
-            found = pool.submit(
-                "autotune.engines.compiler.units:measure", {**job, "config": dict(config)}, timeout_s=TIMEOUT_S
-            ).result()
+            measuring = pool.submit(f"{units.__name__}:measure", {**job, "config": config}, timeout_s=TIMEOUT_S)
+            found = measuring.result()
             outcome = Outcome.from_dict(found["outcome"])
             out = render.console()
-            out.print(f"{kernel.name} {problem} on {chip.name}, {how}: {format_config(config)}", soft_wrap=True)
+            out.print(f"{kernel.name} {problem} on {chip.name}, {how}: {format_config(config)}\n", soft_wrap=True)
             if found["use"] is None:
                 failed = True
-                out.print(f"no schedule was played: {outcome.status.value} {outcome.message}", soft_wrap=True)
+                out.print(f"No schedule was played: {outcome.status.value} {outcome.message}", soft_wrap=True)
                 continue
+            roofline_ms = kernel.cost(problem).roofline_ms(chip)
             show(units.parse_use(found["use"]), outcome, chip, roofline_ms, options.regions, options.markdown)
     finally:
         pool.close()
     return 1 if failed else 0
+
+
+def config_of(kernel: Kernel, problem: Problem, chip: Chip, given: str) -> tuple[dict[str, Any], str]:
+    """The config and where it came from."""
+    if given:
+        space = kernel.space(problem, chip)
+        config = space.parse(parse_pairs(given, "--config"))
+        space.check(config)
+        return config, "given"
+    match = find(kernel, problem, chip)
+    return dict(match.config), {"exact": "preset", "nearest": "nearest preset"}.get(match.how, match.how)
 
 
 def show(use: UnitUse, outcome: Outcome, chip: Chip, roofline_ms: float, most: int, markdown: bool) -> None:

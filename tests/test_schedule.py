@@ -387,6 +387,9 @@ def test_each_core_takes_its_own_way(comment):
 def test_slots_that_are_listed_as_one_empty_bundle_still_take_their_cycles():
     folding = Core(delay_slots=6, cycles_per_push=8, cycles_per_float32_push=5, folds_slots=True)
     assert play(LOOP.format(trips=400), folding) == 2 + 400 * (3 + 6) + 2
+    # Nor is what follows a slot for ending a region that only began there.
+    text = LOOP.format(trips=400).replace("1000 }", "1000 } /* Start region 3 :: End region 3 */")
+    assert play(text, folding) == 2 + 400 * (3 + 6) + 2
 
 
 def test_slots_within_a_loop_count_where_empty_ones_stand_before_them():

@@ -143,21 +143,19 @@ def _listed_slots(bundles: Sequence[Bundle], branch: int, target: int, starts_of
 
     Where slots may be folded, those with nothing in them up to the last one are listed as one empty bundle. They
     are not where the branch's own region ends with a later slot: of one that repeats a loop with any of them, of
-    another with the last. A region that began before the loop which the branch repeats is another's.
+    another with the last. A region that began before the loop which the branch repeats, or after the branch, is
+    another's.
     """
     slots = bundles[branch + 1 : branch + 1 + core.delay_slots]
     repeats = target <= branch
+    own = range(target if repeats else 0, branch + 1)
     if core.folds_slots:
         for count, bundle in enumerate(slots, start=1):
             later = slots[count:] if repeats else slots[core.delay_slots - 1 :]
-            if bundle.empty and not any(_ends_own_region(slot, target, starts_of) for slot in later):
+            ends_own = any(starts_of.get(region, 0) in own for slot in later for region in slot.ended)
+            if bundle.empty and not ends_own:
                 return count
     return core.delay_slots
-
-
-def _ends_own_region(last: Bundle, target: int, starts_of: Mapping[int, int]) -> bool:
-    repeats = target <= last.address
-    return any(not repeats or starts_of.get(region, 0) >= target for region in last.ended)
 
 
 class _Coder:
