@@ -109,8 +109,9 @@ def show(use: UnitUse, outcome: Outcome, chip: Chip, roofline_ms: float, most: i
     for region in hot:
         out.print(f"{_name(region, use)}: {in_words(region, use)}.{end}", soft_wrap=True)
     out.print(f"{whole_in_words(use, chip)}; roofline {render.milliseconds(roofline_ms)}.{end}", soft_wrap=True)
-    played = render.milliseconds(outcome.time_ms)
-    out.print(f"Whole: {played}, {render.provenance(outcome.source, chip.name)}.\n", soft_wrap=True)
+    whole, compute, memory = map(render.milliseconds, (outcome.time_ms, outcome.compute_ms, outcome.memory_ms))
+    out.print(f"Whole: {whole}, of it {compute} in bundles and matrix stalls; HBM transfers alone {memory}.{end}")
+    out.print(f"All {render.provenance(outcome.source, chip.name)}.\n", soft_wrap=True)
 
 
 def in_words(region: Region, use: UnitUse) -> str:
