@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 from rich import box
+from rich.table import Table
 
 from autotune import render
 from autotune.chips import Chip, get_chip
@@ -29,6 +31,7 @@ from autotune.problem import Problem, parse_pairs
 from autotune.space import format_config
 
 TIMEOUT_S = 600.0
+MARKDOWN_WIDTH = 200
 NAMES = {
     "MXU": "MXU multiplying",
     "XLU": "cross-lane (XLU)",
@@ -49,6 +52,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--problem", default="")
     parser.add_argument("--config", default="", help="default: the one in use")
     parser.add_argument("--regions", type=int, default=4, help="at most so many, those that take most cycles")
+    parser.add_argument("--course", action="store_true", help="also how it changes along the hottest region")
     parser.add_argument("--markdown", action="store_true")
     options = parser.parse_args(arguments)
     kernel = get_kernel(options.kernel)
@@ -70,7 +74,10 @@ def main(arguments: list[str]) -> int:
                 out.print(f"No schedule was played: {outcome.status.value} {outcome.message}", soft_wrap=True)
                 continue
             roofline_ms = kernel.cost(problem).roofline_ms(chip)
-            show(units.parse_use(found["use"]), outcome, chip, roofline_ms, options.regions, options.markdown)
+            use = units.parse_use(found["use"])
+            show(use, outcome, chip, roofline_ms, options.regions, options.markdown)
+            if options.course:
+                show_course(max(use.regions, key=lambda region: region.cycles), use, options.markdown)
     finally:
         pool.close()
     return 1 if failed else 0
@@ -91,9 +98,9 @@ def show(use: UnitUse, outcome: Outcome, chip: Chip, roofline_ms: float, most: i
     out = render.console()
     hot = sorted(use.regions, key=lambda region: -region.cycles)[:most]
     hot = sorted((region for region in hot if region.cycles > 0.01 * use.cycles), key=lambda region: region.first)
-    table = render.table("region", "slots", *(_name(region, use) for region in hot))
     if markdown:
-        table.box, table.pad_edge, out.width = box.MARKDOWN, True, 200
+        out.width = MARKDOWN_WIDTH
+    table = _table("region", "slots", *(_name(region, hot) for region in hot), markdown=markdown)
     table.add_row("bundles", "", *(f"{region.bundles}" for region in hot))
     table.add_row("runs", "", *(f"{region.runs}" for region in hot))
     table.add_row("cycles a run", "", *(f"{region.cycles / region.runs:.0f}" for region in hot))
@@ -107,11 +114,32 @@ def show(use: UnitUse, outcome: Outcome, chip: Chip, roofline_ms: float, most: i
     out.print(table)
     end = "  " if markdown else ""
     for region in hot:
-        out.print(f"{_name(region, use)}: {in_words(region, use)}.{end}", soft_wrap=True)
+        out.print(f"{_name(region, hot)}: {in_words(region, use)}.{end}", soft_wrap=True)
     out.print(f"{whole_in_words(use, chip)}; roofline {render.milliseconds(roofline_ms)}.{end}", soft_wrap=True)
     whole, compute, memory = map(render.milliseconds, (outcome.time_ms, outcome.compute_ms, outcome.memory_ms))
-    out.print(f"Whole: {whole}, of it {compute} in bundles and matrix stalls; HBM transfers alone {memory}.{end}")
+    parts = f"of it {compute} in bundles and matrix stalls; HBM transfers alone {memory}"
+    out.print(f"Whole: {whole}, {parts}.{end}", soft_wrap=True)
     out.print(f"All {render.provenance(outcome.source, chip.name)}.\n", soft_wrap=True)
+
+
+def show_course(region: Region, use: UnitUse, markdown: bool) -> None:
+    """Shares of the slots filled in each of the region's parts, in percent."""
+    out = render.console()
+    table = _table(f"{region.first:#x}, in %", *(str(place + 1) for place in range(units.PARTS)), markdown=markdown)
+    table.add_row("cycles", *(f"{part['cycles']:.0f}" for part in region.course))
+    for unit, name in NAMES.items():
+        shares = (part[unit] / (use.slots[unit] * max(1, part["cycles"])) for part in region.course)
+        table.add_row(name, *(f"{100 * share:.0f}" for share in shares))
+    if markdown:
+        out.width = MARKDOWN_WIDTH
+    out.print(table)
+
+
+def _table(*columns: str, markdown: bool) -> Table:
+    made = render.table(*columns)
+    if markdown:
+        made.box, made.pad_edge = box.MARKDOWN, True
+    return made
 
 
 def in_words(region: Region, use: UnitUse) -> str:
@@ -136,9 +164,9 @@ def whole_in_words(use: UnitUse, chip: Chip) -> str:
     return f"Alone: {units}; every region at its bound {render.milliseconds(least)}"
 
 
-def _name(region: Region, use: UnitUse) -> str:
-    ops = {one.op for one in use.regions if one.cycles > 0.01 * use.cycles}
-    return f"{region.first:#x}" if len(ops) == 1 else f"{region.op} {region.first:#x}"
+def _name(region: Region, shown: Sequence[Region]) -> str:
+    """Its address, after the op's name where those shown are of several."""
+    return f"{region.first:#x}" if len({one.op for one in shown}) == 1 else f"{region.op} {region.first:#x}"
 
 
 def _share(share: float) -> str:

@@ -80,12 +80,24 @@ def test_loads_and_stores_are_those_of_the_blocks(measured):
 
 
 @needs_compiler
+def test_the_course_of_a_region_adds_up(measured):
+    _, use = measured
+    hot = max(use.regions, key=lambda region: region.used["MXU"])
+    assert len(hot.course) == units.PARTS
+    for unit in units.UNITS:
+        assert sum(part[unit] for part in hot.course) == hot.used[unit]
+    assert hot.bundles <= sum(part["cycles"] for part in hot.course) <= hot.cycles / hot.runs
+
+
+@needs_compiler
 def test_the_command_says_what_binds():
     line = [sys.executable, str(ROOT / "benchmarks" / "unit_table.py"), "matmul", "--target", "v5e,v6e"]
     problem = ["--problem", "m=256,n=256,k=256,dtype=bfloat16", "--config", "block_m=128,block_n=128,block_k=128"]
-    done = subprocess.run([*line, *problem, "--markdown"], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [*line, *problem, "--markdown", "--course"], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("| MXU multiplying ") == 2
+    assert done.stdout.count("| MXU multiplying ") == 4  # two tables for each target
     assert "cannot take fewer than" in done.stdout
     assert done.stdout.count("not measured") == 2
 

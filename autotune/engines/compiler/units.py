@@ -29,9 +29,10 @@ from autotune.engines.compiler.support import DUMP_FOLDER, worker_environment
 # cross-lane units say how many are busy with anything, so that these are counted from the listing.
 ISSUED = ("VALU", "EUP", "VPOP", "VLOAD", "VSTORE", "SALU")
 SPILLS = ("VLOAD:FILL", "VSTORE:SPILL")
-# What they share to be issued from. libtpu's table does not name it: 2 is the largest number seen in any bundle of
-# attention, matmul, cross-entropy and the norms on v5e, v6e and v7x.
+# What matrix and cross-lane instructions share to be issued from. libtpu's table does not name it: 2 is the largest
+# number seen in any bundle of attention on every target, and of matmul, cross-entropy and norms on v5e and v6e.
 EXTENDED_SLOTS = 2
+PARTS = 8
 UNITS = ("MXU", "XLU", "VEX", *ISSUED)
 
 _TICK = "tick"  # called by every bundle that is counted
@@ -52,6 +53,8 @@ class Region:
         cycles: Of all runs together, matrix stalls and waits for DMAs included.
         used: By unit, what one run issues; cycles of all MXUs together for the MXU.
         spilled: Of one run's vector loads and stores, those of registers that were spilled.
+        course: The same as `used` for equal parts of the region in order (`PARTS` of them), and as "cycles" what
+            each part takes, matrix stalls included and waits for DMAs not.
     """
 
     op: str
@@ -61,6 +64,7 @@ class Region:
     cycles: float
     used: dict[str, float]
     spilled: int
+    course: list[dict[str, float]] = dataclasses.field(default_factory=list)
 
     def occupancy(self, unit: str, slots: Mapping[str, int]) -> float:
         """The share of the unit's slots that are used; times the cycles, the least that these operations can take."""
@@ -241,6 +245,7 @@ def _regions(
                 cycles=sum(cycles[part]),
                 used=_used(counted.bundles[part], texts[part], rows, core),
                 spilled=sum(row[column] for row in rows for column in SPILLS),
+                course=_course(counted.bundles[part], texts[part], rows, core),
             )
 
 
@@ -255,6 +260,19 @@ def _used(
         "VEX": matrix + pushes,
         **{unit: sum(row[unit] for row in rows) for unit in ISSUED},
     }
+
+
+def _course(
+    bundles: Sequence[Bundle], texts: Sequence[str], rows: Sequence[Mapping[str, int]], core: Core
+) -> list[dict[str, float]]:
+    course = []
+    before = 0
+    for start, end in itertools.pairwise(len(bundles) * part // PARTS for part in range(PARTS + 1)):
+        until = end + block_stall(bundles[:end], core.cycles_per_push, core.cycles_per_float32_push)
+        used = _used(bundles[start:end], texts[start:end], rows[start:end], core)
+        course.append({**used, "cycles": until - before})
+        before = until
+    return course
 
 
 def _multiplying(bundles: Sequence[Bundle], unit: int, core: Core) -> int:
