@@ -32,6 +32,7 @@ from autotune.space import format_config
 
 TIMEOUT_S = 600.0
 MARKDOWN_WIDTH = 200
+SHORT_WAIT = 20  # cycles; delay slots that are not listed are no more
 NAMES = {
     "MXU": "MXU multiplying",
     "XLU": "cross-lane (XLU)",
@@ -146,9 +147,11 @@ def in_words(region: Region, use: UnitUse) -> str:
     """Which unit bounds the region from below, and how far above that it is."""
     unit = max(NAMES, key=lambda unit: region.occupancy(unit, use.slots))
     share, cycles = region.occupancy(unit, use.slots), region.cycles / region.runs
+    waits = cycles - sum(part["cycles"] for part in region.course)
+    waiting = f", {waits:.0f} of them waiting for transfers" if waits > max(SHORT_WAIT, 0.05 * cycles) else ""
     return (
         f"{NAMES[unit]} is {_share(share)} full: these operations cannot take fewer than {share * cycles:.0f} cycles "
-        f"a run, and take {cycles:.0f}"
+        f"a run, and take {cycles:.0f}{waiting}"
     )
 
 
