@@ -387,6 +387,21 @@ def test_each_core_takes_its_own_way(comment):
 def test_slots_that_are_listed_as_one_empty_bundle_still_take_their_cycles():
     folding = Core(delay_slots=6, cycles_per_push=8, cycles_per_float32_push=5, folds_slots=True)
     assert play(LOOP.format(trips=400), folding) == 2 + 400 * (3 + 6) + 2
+    # Nor is what follows a slot for ending a region that only began there.
+    text = LOOP.format(trips=400).replace("1000 }", "1000 } /* Start region 3 :: End region 3 */")
+    assert play(text, folding) == 2 + 400 * (3 + 6) + 2
+
+
+def test_slots_within_a_loop_count_where_empty_ones_stand_before_them():
+    """As v7x lists a grid's loop: empty slots, one that hands on a value, then the rest folded into one."""
+    folding = Core(delay_slots=6, cycles_per_push=8, cycles_per_float32_push=5, folds_slots=True)
+    text = LOOP.format(trips=400).replace("%s12_s0 = sadd", "%s14_s0 = sadd").replace("%s12_s0, 400", "%s14_s0, 400")
+    bundle = "   0x5   : > {} /* End region 2 */\n"
+    slots = (
+        "   0x5   :  {}\n   0x6   :  {}\n   0x7   : > { %s12_s0 = smov %s14_s0 } /* End region 2 */\n   0x8   :  {}\n"
+    )
+    text = text.replace("0x7   :", "0xa   :").replace("0x6   :", "0x9   :").replace(bundle, slots)
+    assert play(text, folding) == 2 + 400 * (3 + 6) + 2
 
 
 def test_a_branch_may_stand_in_the_slots_of_another():

@@ -142,20 +142,20 @@ def _listed_slots(bundles: Sequence[Bundle], branch: int, target: int, starts_of
     """How many bundles after the branch at that address are its delay slots.
 
     Where slots may be folded, those with nothing in them up to the last one are listed as one empty bundle. They
-    are not where the branch's own region ends with the last slot. A region that began before the loop which the
-    branch repeats is another's.
+    are not where the branch's own region ends with a later slot: of one that repeats a loop with any of them, of
+    another with the last. A region that began before the loop which the branch repeats, or after the branch, is
+    another's.
     """
     slots = bundles[branch + 1 : branch + 1 + core.delay_slots]
-    if core.folds_slots and not (len(slots) == core.delay_slots and _ends_own_region(slots[-1], target, starts_of)):
+    repeats = target <= branch
+    own = range(target if repeats else 0, branch + 1)
+    if core.folds_slots:
         for count, bundle in enumerate(slots, start=1):
-            if bundle.empty:
+            later = slots[count:] if repeats else slots[core.delay_slots - 1 :]
+            ends_own = any(starts_of.get(region, 0) in own for slot in later for region in slot.ended)
+            if bundle.empty and not ends_own:
                 return count
     return core.delay_slots
-
-
-def _ends_own_region(last: Bundle, target: int, starts_of: Mapping[int, int]) -> bool:
-    repeats = target <= last.address
-    return any(not repeats or starts_of.get(region, 0) >= target for region in last.ended)
 
 
 class _Coder:
