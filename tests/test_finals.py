@@ -214,7 +214,17 @@ def test_interrupted_finals_show_no_gain_and_are_over_at_once(tmp_path, monkeypa
             hold.wait()
             return super()._race(entries, draw)
 
-    engine = Slow(toy_task("large"), jobs=1, name="device", measures=True, outcome=measured)
+    def close_together(config):
+        time_ms = 3.0 if dict(config) == DEFAULT else 1.0 + 1e-5 * config["block_m"]
+        return Outcome(Status.OK, time_ms=time_ms, source=Source.DEVICE)
+
+    engine = Slow(
+        toy_task("large"),
+        jobs=1,
+        name="device",
+        measures=True,
+        outcome=close_together if moment == "racing" else measured,
+    )
     try:
         result = tune(engine.task, engine, SearchSettings(trials=60, results=tmp_path), Interrupted(moment))
     finally:
