@@ -323,7 +323,7 @@ def test_the_command_predicts_first_and_then_measures(toy_registered, monkeypatc
 
 def test_ctrl_c_while_predicting_measures_nothing(toy_registered, monkeypatch, tmp_path):
     opened = opened_by(monkeypatch)
-    monkeypatch.setattr("autotune.cli.tune.predict", lambda *arguments: StopReason.INTERRUPTED)
+    monkeypatch.setattr("autotune.cli.tune.predict", lambda *_, **__: StopReason.INTERRUPTED)
     assert (
         main(["toy", "--engine", "device", "--trials", "12", "--problem", "large", "--results", str(tmp_path)]) == 130
     )
