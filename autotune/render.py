@@ -14,7 +14,7 @@ WIDTH = 80
 METHODS = {
     Source.SCHEDULE: "compiler schedule",
     Source.HLO: "XLA cycle estimate",
-    Source.ANALYTIC: "arithmetic alone, nothing was compiled",
+    Source.ANALYTIC: "arithmetic alone",
 }
 
 
