@@ -63,6 +63,8 @@ class Outcome:
         first_call_ms: The first call after the compile, end to end.
         latency_ms: A later call, end to end: what the caller waits.
         peak_bytes: Device memory that the program takes, by its compiler's account.
+        process_peak_bytes: What the device counted as its process's peak by then, where it counts: of whichever program
+            took most so far.
         predicted_ms: What had been predicted for it before it was measured.
         predicted_by: The prediction's source.
         message: The compiler's own text where it refused, or a note on the source.
@@ -85,6 +87,7 @@ class Outcome:
     first_call_ms: float | None = None
     latency_ms: float | None = None
     peak_bytes: int | None = None
+    process_peak_bytes: int | None = None
     predicted_ms: float | None = None
     predicted_by: Source | None = None
     message: str = ""
@@ -134,7 +137,7 @@ class Outcome:
 
 _FIGURES = (
     *("time_ms", "compute_ms", "memory_ms", "vmem_bytes", "hbm_bytes", "compile_s", "run_s", "repeats"),
-    *("first_call_ms", "latency_ms", "peak_bytes", "predicted_ms"),
+    *("first_call_ms", "latency_ms", "peak_bytes", "process_peak_bytes", "predicted_ms"),
 )
 
 

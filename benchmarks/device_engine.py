@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -29,6 +30,7 @@ from twins import Twins
 
 from autotune import presets, render
 from autotune.engines import Task, choose, open_engine
+from autotune.engines.device import hardware
 from autotune.finals import CONFIRMATIONS, decide
 from autotune.kernel import get_kernel
 from autotune.noise import spread
@@ -79,7 +81,11 @@ def reproduce(options: argparse.Namespace) -> bool:
         job = {"kernel": task.kernel.name, "problem": task.problem.to_dict(), "seed": seed}
         job["configs"] = [dict(default), dict(preset.config)]
         run = subprocess.run(
-            [sys.executable, __file__, "--child", json.dumps(job)], stdout=subprocess.PIPE, text=True, check=True
+            [sys.executable, __file__, "--child", json.dumps(job)],
+            stdout=subprocess.PIPE,
+            env={**os.environ, **hardware.environment()},
+            text=True,
+            check=True,
         )
         slow, fast = json.loads(run.stdout)
         ratios.append(slow / fast)

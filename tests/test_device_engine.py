@@ -336,3 +336,22 @@ def test_a_race_compiles_nothing_anew_and_one_seeds_inputs_are_held(task):
     finally:
         programs.forget_programs()
     assert not programs._programs
+
+
+def test_inputs_are_placed_as_the_program_wants_them():
+    """Sharded over a mesh here; what was made for one device is moved before the clock starts."""
+    import jax
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+    from autotune.engines.device.programs import load
+
+    sharding = NamedSharding(Mesh(jax.devices()[:1], ("x",)), PartitionSpec("x"))
+
+    class ShardedKernel(DeedKernel):
+        name = "sharded"
+
+        def bind(self, problem, config, *, interpret=False):
+            return jax.jit(lambda x: jax.lax.with_sharding_constraint(2 * x, sharding), in_shardings=sharding)
+
+    program = load(ShardedKernel(), DeedProblem(n=128), {"deed": "xla"}, 0)
+    assert [array.format for array in program.next_arguments()] == list(program.formats)

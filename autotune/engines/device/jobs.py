@@ -50,9 +50,12 @@ def run_program(kernel: str, problem: Mapping[str, Any], config: Config | None, 
         outcome = _failure(error)
     else:
         program.inputs.restore()  # Not after a failure: this process is then given up.
-    # The device's own count of its peak is one for the process: of whichever program took most so far.
     return dataclasses.replace(
-        outcome, compile_s=program.compile_s, peak_bytes=program.peak_bytes, run_s=time.monotonic() - started
+        outcome,
+        compile_s=program.compile_s,
+        peak_bytes=program.peak_bytes,
+        process_peak_bytes=(jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use"),
+        run_s=time.monotonic() - started,
     ).to_dict()
 
 
