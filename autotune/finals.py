@@ -18,9 +18,9 @@ from autotune.outcome import Config, Outcome
 from autotune.search.trials import TrialRecord
 from autotune.space import config_key
 
-FINALISTS = 4
+FINALISTS = 8
 # Slower than the fastest by more than this, a config does not win a race; a baseline so much slower needs none.
-CLOSE, FAR = 1.10, 10.0
+CLOSE, FAR = 1.25, 10.0
 RACE_S, CONFIRM_S = 4.0, 2.0
 CONFIRMATIONS = 5
 _RACE_SEED, _CONFIRM_SEED = 1_000, 2_000  # other inputs than those that chose
@@ -51,7 +51,7 @@ class Final:
 
 
 def close_ones(records: Sequence[TrialRecord]) -> list[TrialRecord]:
-    """Of records fastest first, those that may turn out the fastest."""
+    """Of records fastest first, those that may turn out the fastest: a trial's luck is worth several percent."""
     best = records[0].outcome.time_ms if records else None
     return [record for record in records[:FINALISTS] if best and (record.outcome.time_ms or 0.0) <= CLOSE * best]
 
@@ -59,26 +59,31 @@ def close_ones(records: Sequence[TrialRecord]) -> list[TrialRecord]:
 def decide(
     engine: Engine,
     finalists: Sequence[TrialRecord],
-    baselines: Mapping[str, tuple[Config | None, Outcome]],
+    judge: Callable[[TrialRecord], bool | None],
+    baselines: Callable[[], Mapping[str, tuple[Config | None, Outcome]] | None],
     result: Callable[[Future[Race]], Race | None],
     say: Callable[[str], None] = lambda line: None,
 ) -> Final | None:
-    """Races the finalists, then the winner against the baselines.
+    """Races the finalists; the first of them that is right then races the baselines.
 
     Args:
         engine: One that measures.
-        finalists: At least one, each shown right.
-        baselines: Name to config (None is the reference) and the outcome known of it.
+        finalists: At least one, each of which ran.
+        judge: Whether a config is shown right; None where the run was interrupted meanwhile.
+        baselines: Gives name to config (None is the reference) and the outcome known of it; None as `judge`.
         result: Waits for a future; gives None where the run was interrupted meanwhile.
         say: Is told what goes on.
 
     Returns:
-        None where the run was interrupted, or no finalist can be run again and again.
+        None where the run was interrupted, or no finalist is right and can be run again and again.
     """
     with contextlib.suppress(_Interrupted):
         for winner in _ranked(engine, finalists, result, say):
-            final = _confirm(engine, winner, baselines, result, say)
-            if final is not None:
+            right = judge(winner)
+            rivals = baselines() if right else {}
+            if right is None or rivals is None:
+                return None
+            if right and (final := _confirm(engine, winner, rivals, result, say)) is not None:
                 return final
     return None
 

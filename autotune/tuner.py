@@ -254,19 +254,22 @@ def tune(
         observer.trial(record)
 
     reason, outcome = StopReason.INTERRUPTED, None
-    shown_right: list[TrialRecord] = []
+    best: TrialRecord | None = None
     gave_up, final = False, None
+    gain: bool | None = True
     with working(shown(settings.storage, settings.results, study.name)):
         observer.started(study.name, study.records(), settings.trials)
         with Interrupt() as interrupt, contextlib.suppress(KeyboardInterrupt):  # From the second signal on.
             reason = search.run(on_trial, interrupt, started=started)
             outcome = _settle_reference(engine, study, reference, interrupt)
-            shown_right, gave_up = _validate_fastest(engine, study, interrupt, observer)
-            if engine.measures and shown_right:
-                final = _finals(engine, study, shown_right, outcome, baselines, interrupt, observer)
+            if engine.measures:
+                final, gave_up = _finals(engine, study, outcome, baselines, interrupt, observer)
+            else:
+                best, gave_up = _validate_fastest(engine, study, interrupt, observer)
     records = study.records()
     outcomes = {config_key(record.config): record.outcome for record in records}
-    best, gain = _best(engine, shown_right, final, baselines, {config_key(record.config): record for record in records})
+    if engine.measures:
+        best, gain = _best(final, baselines, {config_key(record.config): record for record in records})
     if best is None and interrupt.requested:
         reason = StopReason.INTERRUPTED  # The search had ended; what came after it had not.
     result = TuneResult(
@@ -318,26 +321,20 @@ def _settle_reference(
 
 def _validate_fastest(
     engine: Engine, study: TuningStudy, interrupt: Interrupt, observer: Observer
-) -> tuple[list[TrialRecord], bool]:
+) -> tuple[TrialRecord | None, bool]:
     """The fastest config that passes, and whether too many were refused to go on looking.
 
-    Where times are measured, those close behind it as well, which may be the faster ones. Those that are refused are
-    remembered, and never tried again. One whose worker died was not refused.
+    Those that are refused are remembered, and never tried again. One whose worker died was not refused.
     """
-    passed: list[TrialRecord] = []
-    refusals = 0
-    for fast in fastest_first(study.records()):
-        if passed and (not engine.measures or fast not in close_ones([*passed, fast])):
-            break
+    for refusals, fast in enumerate(fastest_first(study.records())):
         if refusals == REFUSALS_IN_A_ROW:
-            return passed, not passed
+            return None, True
         record = _judged(engine, study, fast, interrupt, observer)
         if record is None:
-            break
+            return None, False
         if record.status is Status.OK:
-            passed.append(record)
-        refusals = 0 if record.status is Status.OK else refusals + 1
-    return passed, False
+            return record, False
+    return None, False
 
 
 def _judged(
@@ -359,53 +356,64 @@ def _judged(
 def _finals(
     engine: Engine,
     study: TuningStudy,
-    finalists: list[TrialRecord],
     reference: Outcome | None,
     baselines: Mapping[str, Config],
     interrupt: Interrupt,
     observer: Observer,
-) -> Final | None:
-    """The finalists and the baselines measured again, side by side; baselines that are wrong do not run.
+) -> tuple[Final | None, bool]:
+    """The fastest measured again, and the first of them that is right beside the baselines; whether too many were not.
 
-    None where the run was interrupted: against a baseline that was not looked at, no gain is shown.
+    Baselines that are wrong do not run.
     """
-    records = {config_key(record.config): record for record in study.records()}
-    rivals: dict[str, tuple[Config | None, Outcome]] = {REFERENCE: (None, reference)} if reference is not None else {}
-    for name, config in baselines.items():
-        record = records.get(config_key(config))
-        if record is None or record.status is not Status.OK:
-            continue
-        record = _judged(engine, study, record, interrupt, observer)
-        if record is None:
+    refused = 0
+
+    def judge(record: TrialRecord) -> bool | None:
+        nonlocal refused
+        judged = _judged(engine, study, record, interrupt, observer)
+        if judged is None:
             return None
-        if record.status is Status.OK:
-            rivals[name] = (config, record.outcome)
-    return decide(engine, finalists, rivals, lambda future: _result(future, interrupt), observer.says)
+        refused += judged.status is not Status.OK
+        return judged.status is Status.OK
+
+    def rivals() -> dict[str, tuple[Config | None, Outcome]] | None:
+        found: dict[str, tuple[Config | None, Outcome]] = {REFERENCE: (None, reference)} if reference else {}
+        for name, config in baselines.items():
+            record = next((r for r in study.records() if config_key(r.config) == config_key(config)), None)
+            if record is None or record.status is not Status.OK:
+                continue
+            if (right := judge(record)) is None:
+                return None
+            if right:
+                found[name] = (config, record.outcome)
+        return found
+
+    while finalists := close_ones(fastest_first(study.records())):
+        before = refused
+        final = decide(engine, finalists, judge, rivals, lambda future: _result(future, interrupt), observer.says)
+        if final is not None or interrupt.requested or refused == before:
+            return final, False
+        if refused >= REFUSALS_IN_A_ROW:
+            return None, True
+    return None, False
 
 
 def _best(
-    engine: Engine,
-    shown_right: list[TrialRecord],
-    final: Final | None,
-    baselines: Mapping[str, Config],
-    records: Mapping[tuple, TrialRecord],
+    final: Final | None, baselines: Mapping[str, Config], records: Mapping[tuple, TrialRecord]
 ) -> tuple[TrialRecord | None, bool | None]:
-    """What to keep, and whether it is a gain: where it was not shown to be one, the baseline stands.
+    """What to keep of what was measured, and whether it is a gain: where it was not shown to be, the baseline stands.
 
-    Where times are predicted, the fastest that is right. Where they are measured, and the finals did not come to an
-    end, nothing: one measurement of each shows no gain.
+    Where the finals did not come to an end, nothing: one measurement of each shows no gain.
     """
-    if not engine.measures:
-        return next(iter(shown_right), None), True
     if final is None:
         return None, None
     own = config_key(final.winner.config)
+    winner = dataclasses.replace(records[own], outcome=final.winner.outcome)
     if any(config_key(config) == own for config in baselines.values()):
-        return final.winner, False
+        return winner, False
     gains = {name: final.gains_over(name) for name in baselines}
     ties = [name for name, gain in gains.items() if gain is False]
     if not ties:
-        return final.winner, None if None in gains.values() else True
+        return winner, None if None in gains.values() else True
     name = min(ties, key=lambda name: final.baselines[name].time_ms or 0.0)
     return dataclasses.replace(records[config_key(baselines[name])], outcome=final.baselines[name]), False
 

@@ -187,7 +187,7 @@ def equal(options: argparse.Namespace) -> bool:
     with open_engine("device", task, jobs=1, timeout_s=TIMEOUT_S) as engine:
         known, record = engine.evaluate(one).result(), TrialRecord(1, other, engine.evaluate(other).result())
         for run in range(options.runs):
-            final = decide(engine, [record], {"default": (one, known)}, Future.result)
+            final = decide(engine, [record], lambda record: True, lambda: {"default": (one, known)}, Future.result)
             if final is None:
                 print("a race failed")
                 return False

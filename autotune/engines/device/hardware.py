@@ -88,7 +88,6 @@ def environment() -> dict[str, str]:
     """What must be set before a worker loads jax and opens the device."""
     here = {
         "JAX_ENABLE_COMPILATION_CACHE": "false",  # a compile from the cache has no compile time
-        "JAX_CPU_ENABLE_ASYNC_DISPATCH": "false",  # calls in flight side by side would share the cores
         "NPROC": str(max(2, os.cpu_count() or 2)),
         "TF_CPP_MIN_LOG_LEVEL": "3",
         "TPU_STDERR_LOG_LEVEL": "3",
