@@ -31,7 +31,6 @@ from twins import Twins
 from autotune import presets, render
 from autotune.engines import Task, choose, open_engine
 from autotune.engines.device import hardware
-from autotune.finals import CONFIRMATIONS, decide
 from autotune.kernel import get_kernel
 from autotune.noise import spread
 from autotune.outcome import Config
@@ -39,6 +38,7 @@ from autotune.presets import Preset
 from autotune.search import SearchSettings, TrialRecord
 from autotune.space import format_config
 from autotune.tuner import REFERENCE, Observer, preset_file, tune
+from autotune.tuner.finals import CONFIRMATIONS, decide
 
 TIMEOUT_S = 120.0
 PROCESSES = 5

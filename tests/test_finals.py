@@ -14,12 +14,12 @@ import pytest
 
 from autotune import engines, presets
 from autotune.cli import main
-from autotune.finals import CONFIRMATIONS, FINALISTS
 from autotune.foresight import Foresight, agreement, predict
 from autotune.outcome import Outcome, Source, Status
 from autotune.report.write import write_reports
 from autotune.search import SearchSettings, StopReason, TrialRecord
 from autotune.tuner import Observer, tune
+from autotune.tuner.finals import CONFIRMATIONS, FINALISTS
 from tests.fakes import FakeEngine, measured, timed, toy_task, toy_time
 
 FASTEST = {"block_m": 1024, "block_n": 512, "mode": "b"}
@@ -199,7 +199,7 @@ class Interrupted(Observer):
 @pytest.mark.parametrize("moment", ["validating the default", "racing", "measuring"])
 def test_interrupted_finals_show_no_gain_and_are_over_at_once(tmp_path, monkeypatch, moment):
     """Also where the baseline was not looked at any more: against nothing, everything is a gain."""
-    monkeypatch.setattr("autotune.tuner.INTERRUPTED_GRACE_S", 0.0)
+    monkeypatch.setattr("autotune.tuner.choice.INTERRUPTED_GRACE_S", 0.0)
     hold = threading.Event()
 
     class Slow(FakeEngine):

@@ -12,12 +12,12 @@ from autotune.chips import Chip
 from autotune.cli.common import load_kernel, print_json
 from autotune.engines._base import Task
 from autotune.errors import UsageError
-from autotune.finals import FINALISTS
 from autotune.outcome import Config
 from autotune.presets import Preset
 from autotune.search import SearchSettings, StopReason, fastest_first
 from autotune.search.study import load_records
 from autotune.tuner import TuneResult, check, tune
+from autotune.tuner.finals import FINALISTS
 
 DEFAULT_RESULTS = Path("results")
 

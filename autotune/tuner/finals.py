@@ -18,6 +18,8 @@ from autotune.outcome import Config, Outcome
 from autotune.search.trials import TrialRecord
 from autotune.space import config_key
 
+Rivals = Mapping[str, tuple[Config | None, Outcome]]
+"""Baselines by name: the config (None is the reference), and the outcome known of it."""
 FINALISTS = 8
 # Slower than the fastest by more than this, a config does not win a race; a baseline so much slower needs none.
 CLOSE, FAR = 1.25, 10.0
@@ -60,7 +62,7 @@ def decide(
     engine: Engine,
     finalists: Sequence[TrialRecord],
     judge: Callable[[TrialRecord], bool | None],
-    baselines: Callable[[], Mapping[str, tuple[Config | None, Outcome]] | None],
+    baselines: Callable[[], Rivals | None],
     result: Callable[[Future[Race]], Race | None],
     say: Callable[[str], None] = lambda line: None,
 ) -> Final | None:
@@ -126,7 +128,7 @@ def _ranked(
 def _confirm(
     engine: Engine,
     winner: TrialRecord,
-    baselines: Mapping[str, tuple[Config | None, Outcome]],
+    baselines: Rivals,
     result: Callable[[Future[Race]], Race | None],
     say: Callable[[str], None],
 ) -> Final | None:
@@ -157,7 +159,7 @@ def _confirm(
 def _beside(
     engine: Engine,
     winner: TrialRecord,
-    rivals: Mapping[str, tuple[Config | None, Outcome]],
+    rivals: Rivals,
     result: Callable[[Future[Race]], Race | None],
     say: Callable[[str], None],
 ) -> Final | None:
