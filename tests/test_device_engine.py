@@ -12,8 +12,9 @@ from device_kernels import DeedKernel, DeedProblem, TakingKernel
 from autotune.chips import get_chip
 from autotune.engines import Task, choose, open_engine
 from autotune.engines.device import hardware
+from autotune.engines.device.engine import DeviceEngine
 from autotune.errors import UnavailableError, UsageError
-from autotune.kernel import get_kernel
+from autotune.kernel import get_kernel, kernel_names
 from autotune.outcome import Source, Status
 from autotune.search import SearchSettings
 from autotune.tuner import tune
@@ -355,3 +356,24 @@ def test_inputs_are_placed_as_the_program_wants_them():
 
     program = load(ShardedKernel(), DeedProblem(n=128), {"deed": "xla"}, 0)
     assert [array.format for array in program.next_arguments()] == list(program.formats)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", kernel_names())
+def test_the_xla_side_of_every_kernel_is_measured_here(name, monkeypatch, tmp_path):
+    """Pallas kernels need a TPU; what they are compared with runs anywhere, on the inputs they would get."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    kernel, chip = get_kernel(name), get_chip("v5e")
+    problem = kernel.problems[kernel.default_problem]
+    small = kernel.validation_problems(problem, kernel.baselines(problem, chip)["default"])[0]
+    device = hardware.Attached("cpu", "cpu", 1)
+    with DeviceEngine(Task(kernel, small, device.chip), device, jobs=1, timeout_s=120) as engine:
+        outcome = engine.evaluate_reference().result()
+        assert outcome.ok, outcome.message
+        assert outcome.measured
+        race = engine.race([None, None], seconds=0.1, seed=5).result()
+        assert race.ok, race.message
+        if "cpu" not in kernel.platforms:
+            refused = engine.evaluate(kernel.baselines(problem, chip)["default"]).result()
+            assert refused.status is Status.LOWERING_ERROR
+            assert "interpret mode" in refused.message
