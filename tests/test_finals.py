@@ -41,8 +41,7 @@ def test_the_winner_is_measured_beside_the_baselines_in_fresh_processes(tmp_path
     assert result.gain
     assert result.best.config == FASTEST
     fresh = [entries for entries, in_a_fresh_one in engine.races if in_a_fresh_one]
-    assert len(fresh) == CONFIRMATIONS
-    assert all(entries == [FASTEST, None, DEFAULT] for entries in fresh)
+    assert fresh == [[FASTEST, DEFAULT]] * CONFIRMATIONS + [[FASTEST, None]] * CONFIRMATIONS
     ratio = result.ratio("default")
     assert ratio.low <= toy_time(DEFAULT) / toy_time(FASTEST) <= ratio.high
     assert result.speedup("default") == ratio.value
@@ -233,7 +232,7 @@ def test_interrupted_finals_show_no_gain_and_are_over_at_once(tmp_path, monkeypa
     assert result.final is None
     assert result.preset is None
     assert result.stopped_because is StopReason.INTERRUPTED
-    assert len(engine.races) <= 1 + CONFIRMATIONS
+    assert len(engine.races) <= 1 + CONFIRMATIONS  # the other pair is not begun
     engine.close()
 
 

@@ -127,7 +127,7 @@ class Choice:
 
     def _rivals(self, reference: Outcome | None) -> Rivals | None:
         """The baselines that work and are right."""
-        found: dict[str, tuple[Config | None, Outcome]] = {REFERENCE: (None, reference)} if reference else {}
+        found: dict[str, tuple[Config | None, Outcome]] = {}
         records = {config_key(record.config): record for record in self.study.records()}
         for name, config in self.baselines.items():
             record = records.get(config_key(config))
@@ -137,7 +137,7 @@ class Choice:
                 return None
             if right:
                 found[name] = (config, record.outcome)
-        return found
+        return found | ({REFERENCE: (None, reference)} if reference is not None else {})
 
     def _validate(self, config: Config) -> Validation | None:
         """The verdict; a worker that died or hung gives none, and is worth another try in a fresh one."""

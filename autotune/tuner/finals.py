@@ -33,7 +33,7 @@ class Final:
     """The winner, and what it was shown to gain.
 
     Attributes:
-        winner: The fastest, its outcome's time and interval from the fresh processes.
+        winner: The fastest, its outcome's time and interval from the fresh processes (beside the first baseline).
         baselines: Of each baseline that ran beside it, its time.
         ratios: Of each of those, how many times as long it takes.
         far: Baselines that did not run, as their trial had shown them to be slower many times over.
@@ -132,9 +132,10 @@ def _confirm(
     result: Callable[[Future[Race]], Race | None],
     say: Callable[[str], None],
 ) -> Final | None:
-    """The winner beside the baselines; None where it cannot be run again and again.
+    """The winner beside each baseline; None where it cannot be run again and again.
 
-    A baseline that fails beside the others must not take the winner with it: then each runs with the winner alone.
+    In pairs: a third program in the process changes both times (what it leaves of memory and caches), and one that
+    fails would take the others with it.
     """
     own, time_ms = config_key(winner.config), winner.outcome.time_ms or 0.0
     others = {
@@ -143,55 +144,63 @@ def _confirm(
         if outcome.ok and (config is None or config_key(config) != own)
     }
     far = frozenset(name for name, (_, outcome) in others.items() if (outcome.time_ms or 0.0) > FAR * time_ms)
-    rivals = {name: rival for name, rival in others.items() if name not in far}
-    final = _beside(engine, winner, rivals, result, say)
-    if final is None and rivals:
-        alone = [_beside(engine, winner, {name: rival}, result, say) for name, rival in rivals.items()]
-        worked = [one for one in alone if one is not None]
-        final = worked[0] if worked else _beside(engine, winner, {}, result, say)
-        for one in worked[1:]:
-            final = dataclasses.replace(
-                worked[0], baselines={**final.baselines, **one.baselines}, ratios={**final.ratios, **one.ratios}
-            )
-    return None if final is None else dataclasses.replace(final, far=far)
+    pairs: dict[str, _Pair] = {}
+    for name, (config, outcome) in others.items():
+        if name not in far:
+            say(f"measuring the fastest beside {name} in {CONFIRMATIONS} fresh processes")
+            races = _races(engine, [winner.config, config], result, say)
+            if len(races) >= 2:
+                pairs[name] = _Pair(races, outcome)
+    if not pairs:
+        say(f"measuring the fastest in {CONFIRMATIONS} fresh processes")
+        races = _races(engine, [winner.config], result, say)
+        if len(races) < 2:
+            return None
+    else:
+        races = next(iter(pairs.values())).races
+    return Final(
+        dataclasses.replace(winner, outcome=_timed(winner.outcome, races, 0)),
+        {name: _timed(pair.outcome, pair.races, 1) for name, pair in pairs.items()},
+        {name: ratio_of_races([(r.samples[1], r.samples[0]) for r in pair.races]) for name, pair in pairs.items()},
+        far,
+    )
 
 
-def _beside(
+@dataclasses.dataclass(frozen=True)
+class _Pair:
+    """The races of the winner (first) and a baseline, and what was known of the baseline."""
+
+    races: Sequence[Race]
+    outcome: Outcome
+
+
+def _races(
     engine: Engine,
-    winner: TrialRecord,
-    rivals: Rivals,
+    entries: Sequence[Config | None],
     result: Callable[[Future[Race]], Race | None],
     say: Callable[[str], None],
-) -> Final | None:
-    """Several races in processes of their own; None where fewer than two of them worked."""
-    say(f"measuring {', '.join(['the fastest', *rivals])} in {CONFIRMATIONS} fresh processes")
-    entries = [winner.config, *(config for config, _ in rivals.values())]
+) -> list[Race]:
+    """Those that worked of several, each in a process of its own and on inputs of its own."""
     pending = [
         engine.race(entries, seconds=CONFIRM_S, seed=_CONFIRM_SEED + 10 * number, fresh=True)
         for number in range(CONFIRMATIONS)
     ]
     raced = _all(pending, result)
-    races = [race for race in raced if race.ok]
-    if failed := next((race for race in raced if not race.ok), None):
-        lines = failed.message.strip().splitlines() or [""]
-        say(f"{len(raced) - len(races)} of {len(raced)} races failed: {failed.status.value}: {lines[0][:300]}")
-    if len(races) < 2:
-        return None
-    outcomes = [
-        _timed(known, [race.samples[place] for race in races], races[0].timer)
-        for place, known in enumerate([winner.outcome, *(outcome for _, outcome in rivals.values())])
-    ]
-    ratios = {
-        name: ratio_of_races([(race.samples[place], race.samples[0]) for race in races])
-        for place, name in enumerate(rivals, start=1)
-    }
-    return Final(dataclasses.replace(winner, outcome=outcomes[0]), dict(zip(rivals, outcomes[1:], strict=True)), ratios)
+    failed = [race for race in raced if not race.ok]
+    if failed:
+        lines = failed[0].message.strip().splitlines() or [""]
+        say(f"{len(failed)} of {len(raced)} races failed: {failed[0].status.value}: {lines[0][:300]}")
+    return [race for race in raced if race.ok]
 
 
-def _timed(outcome: Outcome, samples: Sequence[Sequence[float]], timer: str) -> Outcome:
+def _timed(outcome: Outcome, races: Sequence[Race], place: int) -> Outcome:
     """The outcome with the time that the fresh processes gave."""
+    samples = [race.samples[place] for race in races]
     time = spread([statistics.median(one) for one in samples])
-    repeats = sum(map(len, samples))
     return dataclasses.replace(
-        outcome, time_ms=time.value, interval_ms=(time.low, time.high), repeats=repeats, timer=timer
+        outcome,
+        time_ms=time.value,
+        interval_ms=(time.low, time.high),
+        repeats=sum(map(len, samples)),
+        timer=races[0].timer,
     )
