@@ -43,7 +43,11 @@ class Clock(abc.ABC):
 
 
 class WallClock(Clock):
-    """From the first call of a sample until its last result is there."""
+    """From the first call of a sample until its last result is there.
+
+    In a race each sample follows an untimed call of its own program: what another left in the caches and of the
+    allocator's memory would else be timed, and who came before would decide.
+    """
 
     name = "wall clock"
 
@@ -51,6 +55,8 @@ class WallClock(Clock):
         samples: list[list[float]] = [[] for _ in programs]
         for _ in range(count):
             for place in random.sample(range(len(programs)), len(programs)):
+                for _ in range(_untimed(programs)):
+                    jax.block_until_ready(programs[place].call(*programs[place].next_arguments()))
                 samples[place].append(_sample(programs[place]))
         return samples
 
@@ -72,14 +78,20 @@ class ProfilerClock(Clock):
                 WallClock().rounds(programs, count)
             times = device_times(read_trace(Path(folder)))
         for program in programs:
-            seen, ran = len(times.get(program.name, ())), count * program.calls
+            seen, ran = len(times.get(program.name, ())), count * (_untimed(programs) + program.calls)
             if seen != ran:  # Which runs belong to which round would be a guess.
                 raise NoDeviceEvents(f"the trace has {seen} of {ran} runs of {program.name}")
-        return [_by_sample(times[program.name], program.calls) for program in programs]
+        return [_by_sample(times[program.name], program.calls, _untimed(programs)) for program in programs]
 
 
-def _by_sample(times: Sequence[float], calls: int) -> list[float]:
-    return [statistics.median(times[start : start + calls]) for start in range(0, len(times), calls)]
+def _untimed(programs: Sequence[Program]) -> int:
+    """How many calls before each sample are not part of it."""
+    return 1 if len(programs) > 1 else 0
+
+
+def _by_sample(times: Sequence[float], calls: int, untimed: int) -> list[float]:
+    step = untimed + calls
+    return [statistics.median(times[start + untimed : start + step]) for start in range(0, len(times), step)]
 
 
 def _sample(program: Program) -> float:
@@ -151,5 +163,5 @@ def measure(program: Program, clock: Clock) -> dict[str, Any]:
 
 def race(programs: Sequence[Program], clock: Clock, seconds: float) -> list[list[float]]:
     """Of each program, its times round by round; as many rounds as `seconds` allow."""
-    round_s = sum(warm_up(program)[1] * program.calls for program in programs) / 1e3
+    round_s = sum(warm_up(program)[1] * (_untimed(programs) + program.calls) for program in programs) / 1e3
     return clock.rounds(programs, min(MOST_ROUNDS, max(LEAST_ROUNDS, int(seconds / round_s))))
