@@ -92,8 +92,10 @@ def to_html(parts: Sequence[Part]) -> str:
 
 def _sources(presets: Sequence[Preset]) -> list[str]:
     """Says of all times at once whether they are predictions or measurements."""
-    lines = dict.fromkeys(render.provenance(preset.method, target_of(preset)) for preset in presets)
-    return [f"Times are {line}." for line in lines]
+    targets: dict[str | None, dict[str, None]] = {}
+    for preset in presets:
+        targets.setdefault(preset.method, {})[target_of(preset)] = None
+    return [f"Times are {render.provenance(method, ', '.join(names))}." for method, names in targets.items()]
 
 
 def _overview(presets: Sequence[Preset]) -> pd.DataFrame:
