@@ -95,7 +95,7 @@ def _add_predict(commands: Any) -> None:
     parser.add_argument("kernel", metavar="KERNEL")
     _add_task(parser)
     which = parser.add_mutually_exclusive_group(required=True)
-    which.add_argument("--config", metavar="k=v,…", help="one config")
+    which.add_argument("--config", metavar="k=v,…", help="one config; bm=… for block_m=… will do")
     which.add_argument("--configs", type=Path, metavar="FILE.csv", help="one config a row, a parameter a column")
     parser.add_argument("--columns", metavar="c=name,…", help="what other column names mean: bm=block_m,…")
     _add_engine(parser, ("auto", "compiler", "device"))

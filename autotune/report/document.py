@@ -45,11 +45,19 @@ def build(results: Path, kernel: str, presets: Sequence[Preset]) -> list[Part]:
             Part(status_frame(records)),
             Part("Fastest configs", 3),
             Part(_formatted(top_frame(records))),
+            *_finals(preset),
             *_foresight(records),
             Part("Best so far", 3),
             Part(_formatted(progress_frame(records))),
         ]
     return parts
+
+
+def _finals(preset: Preset) -> list[Part]:
+    """Why a measured preset need not be the fastest of the trials."""
+    if not preset.measured:
+        return []
+    return [Part("Each trial's time is of one process; the finals measured the fastest again, and decided.")]
 
 
 def _foresight(records: Sequence[TrialRecord]) -> list[Part]:
