@@ -90,6 +90,7 @@ def _own_fields(task: Task, row: Row) -> dict[str, Any]:
 
 def _show(task: Task, rows: Sequence[Row], outcomes: Sequence[Outcome]) -> None:
     out = render.console()
+    out.print(f"{task.kernel.name} {task.problem} on {task.chip.name}", soft_wrap=True)
     common = _common(rows)
     if common:
         out.print(f"all with {format_config(common)}", soft_wrap=True)
