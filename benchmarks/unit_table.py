@@ -3,9 +3,9 @@
     python benchmarks/unit_table.py KERNEL [--target v5e,v6e] [--problem NAME|k=v,…] [--config k=v,…]
 
 Compiles the config (by default the one in use: preset or heuristic) and plays its schedule. A region is a run of
-bundles that ran equally often: a loop's body, or a part of one. A unit's figure is the share of its slots that the
-region's operations fill, stalls and waits included; that share of the region's cycles is the least those operations
-can take on this unit, however they are scheduled.
+bundles that ran equally often: a loop's body, or a part of one; it is named by its first bundle's address. A unit's
+figure is the share of its slots that the region's operations fill, stalls and waits included; that share of the
+region's cycles is the least those operations can take on this unit, however they are scheduled.
 """
 
 from __future__ import annotations

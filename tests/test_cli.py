@@ -473,3 +473,22 @@ def test_ctrl_c_at_start_up_is_one_line(tmp_path, command, module):
     (tmp_path / f"{module}.py").write_text("raise KeyboardInterrupt")
     done = command("presets", "list", path=tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "autotune: interrupted\n")
+
+
+def test_predict_takes_short_names_of_parameters(fake_engine, project, capfd):
+    fake_engine()
+    assert main(["predict", "toy", "--config", "bm=512,bn=512", "--json"]) == 0
+    assert json.loads(capfd.readouterr().out)[0]["config"]["block_m"] == 512
+    assert main(["predict", "toy", "--config", "bm=512,block_m=512,bn=512"]) == 2
+    assert "block_m and bm" in capfd.readouterr().err
+
+
+def test_presets_list_names_problems_and_fits_a_terminal(fake_engine, project, capfd):
+    fake_engine()
+    main(["toy", "--trials", "4"])
+    capfd.readouterr()
+    assert main(["presets", "list", "--results", "results"]) == 0
+    lines = capfd.readouterr().out.splitlines()
+    assert lines[0] == "TPU v5 lite, predicted"
+    assert any(line.split()[:2] == ["toy", "small"] for line in lines)
+    assert all(len(line) <= 80 for line in lines)

@@ -35,8 +35,7 @@ def test_markdown_and_csv(tuned):
     assert written == {"toy": [tuned / "reports" / "toy.md", tuned / "reports" / "toy.csv"]}
     text = written["toy"][0].read_text()
     for words in (
-        "predicted for v5e (compiler schedule), not measured",
-        "predicted for v6e (compiler schedule), not measured",
+        "Times are predicted for v5e, v6e (compiler schedule), not measured.",
         "m=2048,n=2048,dtype=bfloat16,causal=false",
         "block_m=1024,block_n=512,mode=b",
         "1.000 ms",

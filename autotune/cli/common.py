@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from autotune import engines, files
 from autotune.chips import DEFAULT_TARGET, get_chip
@@ -14,7 +15,15 @@ from autotune.engines._base import Task
 from autotune.errors import AutotuneError, UsageError, one_of
 from autotune.kernel import Kernel, get_kernel
 
-__all__ = ["check_writable", "kernel_code", "load_kernel", "print_json", "read_task", "reserved_stdout"]
+__all__ = [
+    "check_writable",
+    "kernel_code",
+    "load_kernel",
+    "print_json",
+    "problem_label",
+    "read_task",
+    "reserved_stdout",
+]
 
 
 def read_task(arguments: argparse.Namespace) -> Task:
@@ -41,6 +50,17 @@ def load_kernel(name: str) -> Kernel:
     """The kernel; raises AutotuneError where there is none, or its module cannot be imported."""
     with kernel_code(name):
         return get_kernel(name)
+
+
+def problem_label(kernel_name: str, fields: Mapping[str, Any]) -> str:
+    """A problem as a table shows it: its name where it has one, else its fields, with room to wrap between them."""
+    try:
+        kernel = load_kernel(kernel_name)
+        problem = kernel.problem_type.from_dict(fields)
+    except AutotuneError:  # Of another version of the kernel, or of one that is not installed.
+        return ", ".join(f"{name}={value}" for name, value in fields.items() if value is not None)
+    named = next((name for name, one in kernel.problems.items() if one == problem), None)
+    return named or str(problem).replace(",", ", ")
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""Configs read from a CSV file whose columns may use short names."""
+"""Configs read from a CSV file whose columns may use short names, and those names."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from autotune import engines, presets, render, versions
 from autotune.chips import Chip
-from autotune.cli.common import load_kernel, print_json
+from autotune.cli.common import load_kernel, print_json, problem_label
 from autotune.engines._base import Task
 from autotune.errors import UsageError
 from autotune.outcome import Config
@@ -90,7 +90,7 @@ def _show(confirmed: list[tuple[Preset, TuneResult]], chip: Chip) -> None:
         best = result.best
         measured = render.milliseconds(best.outcome.time_ms) if best is not None else "not confirmed"
         gain = "no gain" if result.gain is False else render.times(result.speedup("default"))
-        problem = ", ".join(f"{n}={v}" for n, v in result.task.problem.shown().items())
+        problem = problem_label(preset.kernel, preset.problem)
         table.add_row(preset.kernel, problem, render.milliseconds(preset.time_ms), measured, gain)
     out.print(table)
     held = sum(result.best is not None for _, result in confirmed)

@@ -95,7 +95,7 @@ def _add_predict(commands: Any) -> None:
     parser.add_argument("kernel", metavar="KERNEL")
     _add_task(parser)
     which = parser.add_mutually_exclusive_group(required=True)
-    which.add_argument("--config", metavar="k=v,…", help="one config")
+    which.add_argument("--config", metavar="k=v,…", help="one config; bm=… for block_m=… will do")
     which.add_argument("--configs", type=Path, metavar="FILE.csv", help="one config a row, a parameter a column")
     parser.add_argument("--columns", metavar="c=name,…", help="what other column names mean: bm=block_m,…")
     _add_engine(parser, ("auto", "compiler", "device"))
@@ -114,8 +114,12 @@ def _add_report(commands: Any) -> None:
 
 def _add_presets(commands: Any) -> None:
     parser = commands.add_parser("presets", help="list, show, check or measure the presets that a lookup would find")
-    parser.add_argument("action", choices=("list", "show", "check", "confirm"), help="confirm: on the attached device")
-    parser.add_argument("kernel", metavar="KERNEL", nargs="?")
+    actions = (
+        "list: one line each; show: all that is kept of each; check: whether a lookup would use them; "
+        "confirm: measure the predicted ones of the attached device"
+    )
+    parser.add_argument("action", choices=("list", "show", "check", "confirm"), help=actions)
+    parser.add_argument("kernel", metavar="KERNEL", nargs="?", help="only this kernel's (all)")
     _add_results(parser, default=None, text="this results folder instead of the search path")
     _add_timeout(parser)
     _add_json(parser)
@@ -129,7 +133,7 @@ def _add_accuracy(commands: Any) -> None:
     parser.add_argument("--rows", action="store_true", help="print every row")
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw predicted against measured")
     parser.add_argument("--jobs", type=_jobs, default=usable_cores(), metavar="N", help="workers (one a core)")
-    parser.add_argument("--timeout", type=_positive, default=300.0, metavar="S", help="for a row (300)")
+    parser.add_argument("--timeout", type=_positive, default=300.0, metavar="S", help="seconds a row (300)")
     _add_json(parser)
     parser.set_defaults(run=_run("accuracy"))
 
@@ -157,7 +161,11 @@ def _add_engine(parser: argparse.ArgumentParser, engines: Sequence[str]) -> None
 
 def _add_timeout(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--timeout", type=_positive, default=DEFAULT_TIMEOUT_S, metavar="S", help=f"for a trial ({DEFAULT_TIMEOUT_S:g})"
+        "--timeout",
+        type=_positive,
+        default=DEFAULT_TIMEOUT_S,
+        metavar="S",
+        help=f"seconds a trial ({DEFAULT_TIMEOUT_S:g})",
     )
 
 

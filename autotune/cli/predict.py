@@ -9,7 +9,7 @@ from typing import Any
 
 from autotune import engines, render
 from autotune.cli.common import print_json, read_task
-from autotune.cli.config_table import Row, read_rows
+from autotune.cli.config_table import Row, read_rows, short_names
 from autotune.engines._base import Task
 from autotune.errors import UsageError
 from autotune.outcome import Outcome, Status
@@ -34,7 +34,11 @@ def _rows(task: Task, arguments: argparse.Namespace) -> list[Row]:
     if arguments.columns:
         raise UsageError("--columns names the columns of a file: give --configs FILE.csv too")
     space = task.kernel.space(task.problem, task.chip)
-    config = space.parse(parse_pairs(arguments.config, "--config"))
+    given, short = parse_pairs(arguments.config, "--config"), short_names(space.params)
+    for form in short.keys() & given.keys():
+        if short[form] in given:
+            raise UsageError(f"--config gives {short[form]} and {form}, which are the same: give one")
+    config = space.parse({short.get(name, name): value for name, value in given.items()})
     space.check(config)
     return [Row(task.problem, config, None)]
 
@@ -86,6 +90,7 @@ def _own_fields(task: Task, row: Row) -> dict[str, Any]:
 
 def _show(task: Task, rows: Sequence[Row], outcomes: Sequence[Outcome]) -> None:
     out = render.console()
+    out.print(f"{task.kernel.name} {task.problem} on {task.chip.name}", soft_wrap=True)
     common = _common(rows)
     if common:
         out.print(f"all with {format_config(common)}", soft_wrap=True)

@@ -12,7 +12,7 @@ from typing import Any
 
 from autotune import presets, render
 from autotune.chips import get_chip
-from autotune.cli.common import kernel_code, load_kernel, print_json
+from autotune.cli.common import kernel_code, load_kernel, print_json, problem_label
 from autotune.errors import AutotuneError, UsageError
 from autotune.kernel import kernel_names
 from autotune.presets import Preset
@@ -77,13 +77,17 @@ def _list(found: list[tuple[Path, Preset]]) -> None:
     if not found:
         out.print("No presets yet: `python -m autotune KERNEL` makes one.")
         return
-    table = render.table("kernel", "device", "problem", "time", "default/tuned", "source", left=3)
+    groups: dict[tuple[str, str], list[Preset]] = {}
     for _, preset in found:
-        problem = ", ".join(f"{name}={value}" for name, value in preset.problem.items() if value is not None)
-        speedup = render.times(preset.speedup("default"))
-        time = render.milliseconds(preset.time_ms)
-        table.add_row(preset.kernel, preset.device_kind, problem, time, speedup, preset.source)
-    out.print(table)
+        groups.setdefault((preset.device_kind, preset.source), []).append(preset)
+    for (device_kind, source), group in groups.items():
+        out.print(f"{device_kind}, {source}", soft_wrap=True)
+        table = render.table("kernel", "problem", "time", "over default", left=2)
+        for preset in group:
+            problem = problem_label(preset.kernel, preset.problem)
+            speedup = render.times(preset.speedup("default"))
+            table.add_row(preset.kernel, problem, render.milliseconds(preset.time_ms), speedup)
+        out.print(table)
 
 
 def _check(found: list[tuple[Path, Preset]], as_json: bool) -> int:

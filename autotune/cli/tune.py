@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import contextlib
 import time
+from pathlib import Path
 from typing import Any
 
-from autotune import engines, render
+from autotune import engines, presets, render
 from autotune.cli.common import kernel_code, print_json, read_task
 from autotune.engines._base import Task
 from autotune.errors import UnavailableError
@@ -126,6 +127,18 @@ def _show(result: TuneResult) -> None:
         f'device_kind="{result.task.chip.device_kind}")',
         soft_wrap=True,
     )
+    if result.preset is not None and not _looked_up(result.preset):
+        out.print(
+            f"There, lookups do not look in this results folder: name it in $AUTOTUNE_PRESETS, or use them under "
+            f'presets.using("{result.preset}").',
+            soft_wrap=True,
+        )
+
+
+def _looked_up(preset: Path) -> bool:
+    """Whether a lookup started here would come across the preset file."""
+    places = {place.resolve() for place in presets.search_path()}
+    return bool(places & {preset.resolve(), preset.resolve().parent.parent})
 
 
 def _why_nothing(result: TuneResult) -> str:
@@ -190,7 +203,7 @@ def _facts(result: TuneResult) -> list[tuple[str, str]]:
         facts.append(("bound", f"{outcome.bound}" + (f" ({', '.join(parts)})" if parts else "")))
     if outcome.interval_ms is not None:
         low, high = (render.milliseconds(value) for value in outcome.interval_ms)
-        facts.append(("measured", f"{low} to {high}, {outcome.repeats} samples"))
+        facts.append(("time", f"between {low} and {high}, by {outcome.repeats} samples"))
     if outcome.peak_bytes is not None:
         facts.append(("memory", render.memory(outcome.peak_bytes)))
     if validation is not None and validation.max_rel_error is not None:

@@ -45,11 +45,19 @@ def build(results: Path, kernel: str, presets: Sequence[Preset]) -> list[Part]:
             Part(status_frame(records)),
             Part("Fastest configs", 3),
             Part(_formatted(top_frame(records))),
+            *_finals(preset),
             *_foresight(records),
             Part("Best so far", 3),
             Part(_formatted(progress_frame(records))),
         ]
     return parts
+
+
+def _finals(preset: Preset) -> list[Part]:
+    """Why a measured preset need not be the fastest of the trials."""
+    if not preset.measured:
+        return []
+    return [Part("Each trial's time is of one process; the finals measured the fastest again, and decided.")]
 
 
 def _foresight(records: Sequence[TrialRecord]) -> list[Part]:
@@ -92,8 +100,10 @@ def to_html(parts: Sequence[Part]) -> str:
 
 def _sources(presets: Sequence[Preset]) -> list[str]:
     """Says of all times at once whether they are predictions or measurements."""
-    lines = dict.fromkeys(render.provenance(preset.method, target_of(preset)) for preset in presets)
-    return [f"Times are {line}." for line in lines]
+    targets: dict[str | None, dict[str, None]] = {}
+    for preset in presets:
+        targets.setdefault(preset.method, {})[target_of(preset)] = None
+    return [f"Times are {render.provenance(method, ', '.join(names))}." for method, names in targets.items()]
 
 
 def _overview(presets: Sequence[Preset]) -> pd.DataFrame:

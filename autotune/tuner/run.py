@@ -104,6 +104,8 @@ def tune(
         with Interrupt() as interrupt, contextlib.suppress(KeyboardInterrupt):  # From the second signal on.
             choice = Choice(engine, study, baselines, interrupt, observer)
             reason = search.run(on_trial, interrupt, started=started)
+            if interrupt.requested:
+                observer.says("interrupted: finishing with what is known; once more ends at once")
             outcome = choice.settle_reference(reference)
             if engine.measures:
                 final = choice.final(outcome)
