@@ -36,3 +36,22 @@ def test_the_command_that_tunes_for_such_a_device_measures():
     problem = kernel.problems[kernel.default_problem]
     assert " --engine device " in presets.tune_command(kernel, problem, get_chip("cpu"))
     assert " --target v5e " in presets.tune_command(kernel, problem, get_chip("v5e"))
+
+
+def test_a_preset_that_was_measured_on_another_machine_is_warned_of(tmp_path, monkeypatch):
+    kernel = get_kernel("chunked_attention")
+    problem = kernel.problems[kernel.default_problem]
+    preset = presets.Preset(
+        kernel="chunked_attention",
+        device_kind="cpu",
+        problem=problem.to_dict(),
+        config={**CONFIG, "q_chunk": 256},
+        time_ms=1.0,
+        source=presets.MEASURED,
+        validation={"status": "ok"},
+        versions={"kernel": kernel.version, "machine": "Another CPU, 96 cores"},
+    )
+    presets.save(tmp_path / "presets" / "cpu" / "chunked_attention.json", preset)
+    monkeypatch.setenv("AUTOTUNE_PRESETS", str(tmp_path / "presets"))
+    with pytest.warns(presets.PresetWarning, match="measured on another machine, Another CPU, 96 cores"):
+        assert presets.lookup("chunked_attention", problem, device_kind="cpu") == preset.config

@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
+from autotune import versions
 from autotune.chips import Chip, get_chip
 from autotune.errors import UsageError
 from autotune.kernel import Kernel, get_kernel
@@ -114,6 +115,11 @@ def _notice(kernel: Kernel, problem: Problem, chip: Chip, match: Match) -> str:
         return f"{miss}, took an untuned config; tune it: {command}"
     if match.preset is not None and match.preset.versions.get("kernel") != kernel.version:
         return f"{kernel.name}: the preset for {problem} on {chip.name} is of an older kernel; renew it: {command}"
+    machine = match.preset.versions.get("machine") if match.preset is not None else None
+    if machine not in (None, versions.machine()):
+        return (
+            f"{kernel.name}: the preset for {problem} was measured on another machine, {machine}; renew it: {command}"
+        )
     return ""
 
 
