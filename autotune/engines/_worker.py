@@ -49,6 +49,7 @@ def _rss_bytes() -> int:
 
 def main(warm_up: str) -> None:
     """Answers requests on standard input until it closes; `warm_up` runs first, its result is sent first."""
+    own = os.getpid()
     threading.Thread(target=_exit_with_parent, args=(os.getppid(),), daemon=True).start()
     # Libraries print to standard output; the answers must not mix with that.
     answers = os.fdopen(os.dup(1), "w", buffering=1)
@@ -57,6 +58,8 @@ def main(warm_up: str) -> None:
     for line in sys.stdin:
         request = json.loads(line)
         answer = _answer(lambda request=request: resolve(request["job"])(**request["arguments"]))
+        if os.getpid() != own:  # A job forked, and came back twice: the next job would get the second answer.
+            os._exit(0)
         print(json.dumps({**answer, "rss_bytes": _rss_bytes()}), file=answers)
 
 
