@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import signal
 import sys
 import threading
 import time
@@ -29,6 +30,13 @@ def _exit_with_parent(parent: int) -> None:
     """A worker must not outlive a tuner that was killed, not even within a long compile."""
     while os.getppid() == parent:
         time.sleep(_PARENT_CHECK_S)
+    _end()
+
+
+def _end() -> None:
+    """Ends this process, and what its jobs have started, as the tuner does when it kills a worker."""
+    if os.getpgrp() == os.getpid():
+        os.killpg(0, signal.SIGKILL)
     os._exit(1)
 
 
@@ -61,6 +69,7 @@ def main(warm_up: str) -> None:
         if os.getpid() != own:  # A job forked, and came back twice: the next job would get the second answer.
             os._exit(0)
         print(json.dumps({**answer, "rss_bytes": _rss_bytes()}), file=answers)
+    _end()
 
 
 if __name__ == "__main__":
