@@ -268,6 +268,19 @@ def test_jobs_of_one_submission_share_a_worker_however_large_it_grew():
     assert first[0] == first[1] != second[0] == second[1]
 
 
+def test_a_job_that_forks_answers_once():
+    from autotune.engines._pool import WorkerPool
+
+    pool = WorkerPool(1, warm_up="os:getpid", environment={})
+    try:
+        assert pool.submit("os:fork", {}, timeout_s=30).result() > 0
+        time.sleep(0.3)  # What the child says would be there by now.
+        assert pool.submit("os:getcwd", {}, timeout_s=30).result().startswith("/")
+        assert pool.submit("os:getcwd", {}, timeout_s=30).result().startswith("/")
+    finally:
+        pool.close()
+
+
 def test_a_worker_that_cannot_start_is_not_the_jobs_fault():
     from autotune.engines._pool import WorkerDied, WorkerPool
 

@@ -196,6 +196,37 @@ def test_workers_end_with_a_parent_that_was_killed(tmp_path):
     assert not os.path.exists(f"/proc/{worker}")
 
 
+def test_what_a_job_started_ends_with_a_parent_that_was_killed():
+    script = (
+        "import sys, time\n"
+        "from autotune.engines._pool import WorkerPool\n"
+        "pool = WorkerPool(1, warm_up='os:getpid', environment={})\n"
+        "print(pool.submit('os:system', {'command': 'sleep 60 & echo $! >pid'}, timeout_s=60).result())\n"
+        "(file,) = pool._scratch.glob('*/pid')\n"
+        "print(file.read_text(), flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout.readline() == "0\n"
+    child = int(parent.stdout.readline())
+    assert os.path.exists(f"/proc/{child}")
+    parent.kill()
+    parent.wait()
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline and _is_alive(child):
+        time.sleep(0.1)
+    assert not _is_alive(child)
+
+
+def _is_alive(pid: int) -> bool:
+    """A zombie is not: whoever inherits it may take its time."""
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            return stat.read().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
 def test_a_pool_runs_jobs_in_separate_processes():
     pool = WorkerPool(2, warm_up="os:getpid", environment={})
     try:

@@ -19,7 +19,9 @@ from autotune.outcome import Outcome, Source, Status
 from autotune.report.write import write_reports
 from autotune.search import SearchSettings, StopReason, TrialRecord
 from autotune.tuner import Observer, tune
+from autotune.tuner.choice import VALIDATION_ATTEMPTS
 from autotune.tuner.finals import CONFIRMATIONS, FINALISTS
+from autotune.validation import Validation
 from tests.fakes import FakeEngine, measured, timed, toy_task, toy_time
 
 FASTEST = {"block_m": 1024, "block_n": 512, "mode": "b"}
@@ -93,6 +95,28 @@ def test_close_ones_race_and_the_truly_faster_wins(tmp_path):
     assert len(raced) == 1
     assert 2 <= len(raced[0]) <= FINALISTS
     assert engine.validated == [dict(result.best.config), DEFAULT]  # the others need not be
+
+
+def test_a_config_that_dies_while_it_is_validated_leaves_the_next_ones(tmp_path):
+    """It is far faster than the others, and gives no verdict that the study could remember."""
+    tried = []
+
+    class Dies(FakeEngine):
+        def validate(self, config):
+            tried.append(dict(config))
+            if dict(config) == FASTEST:
+                return self._pool.submit(lambda: Validation(Status.CRASH, message="it died"))
+            return super().validate(config)
+
+    def time_of(config):
+        fast = dict(config) == FASTEST
+        return Outcome(Status.OK, time_ms=0.01 if fast else toy_time(config), source=Source.DEVICE)
+
+    engine = Dies(toy_task("large"), jobs=1, name="device", measures=True, outcome=time_of)
+    result = run(engine, tmp_path, trials=60)
+    assert not result.gave_up
+    assert result.best.config not in (FASTEST, DEFAULT)
+    assert tried.count(FASTEST) == VALIDATION_ATTEMPTS
 
 
 def test_where_nothing_is_shown_to_be_faster_the_baseline_stands(tmp_path, capsys):

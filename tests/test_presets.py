@@ -360,3 +360,11 @@ def test_tuning_begins_with_what_training_code_runs_today(tmp_path):
     with FakeEngine() as engine:
         tune(engine.task, engine, SearchSettings(trials=2, results=tmp_path / "other"))
         assert outside not in [dict(config) for config in engine.evaluated]
+
+
+@pytest.mark.parametrize("interval", [[5.0, 1.0], [1.0], [0.0, 1.0]])
+def test_an_interval_that_is_none_is_refused(interval):
+    fields = {"kernel": "toy", "device_kind": "cpu", "problem": {}, "config": {}, "time_ms": 1.0}
+    assert Preset.from_dict({**fields, "interval_ms": [1.0, 1.0]}).interval_ms == [1.0, 1.0]
+    with pytest.raises(ValueError, match="the smaller first"):
+        Preset.from_dict({**fields, "interval_ms": interval})

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import signal
 import sys
 import threading
 import time
@@ -29,6 +30,13 @@ def _exit_with_parent(parent: int) -> None:
     """A worker must not outlive a tuner that was killed, not even within a long compile."""
     while os.getppid() == parent:
         time.sleep(_PARENT_CHECK_S)
+    _end()
+
+
+def _end() -> None:
+    """Ends this process, and what its jobs have started, as the tuner does when it kills a worker."""
+    if os.getpgrp() == os.getpid():
+        os.killpg(0, signal.SIGKILL)
     os._exit(1)
 
 
@@ -49,6 +57,7 @@ def _rss_bytes() -> int:
 
 def main(warm_up: str) -> None:
     """Answers requests on standard input until it closes; `warm_up` runs first, its result is sent first."""
+    own = os.getpid()
     threading.Thread(target=_exit_with_parent, args=(os.getppid(),), daemon=True).start()
     # Libraries print to standard output; the answers must not mix with that.
     answers = os.fdopen(os.dup(1), "w", buffering=1)
@@ -57,7 +66,10 @@ def main(warm_up: str) -> None:
     for line in sys.stdin:
         request = json.loads(line)
         answer = _answer(lambda request=request: resolve(request["job"])(**request["arguments"]))
+        if os.getpid() != own:  # A job forked, and came back twice: the next job would get the second answer.
+            os._exit(0)
         print(json.dumps({**answer, "rss_bytes": _rss_bytes()}), file=answers)
+    _end()
 
 
 if __name__ == "__main__":

@@ -164,7 +164,7 @@ def _is_baseline(value: Any) -> bool:
 
 
 def _is_interval(value: Any) -> bool:
-    return isinstance(value, list | tuple) and len(value) == 2 and all(map(_is_time, value))
+    return isinstance(value, list | tuple) and len(value) == 2 and all(map(_is_time, value)) and value[0] <= value[1]
 
 
 def _is_verdict(value: Any) -> bool:
@@ -190,7 +190,7 @@ _FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "method": (lambda value: value in _METHODS, " or ".join(_METHODS)),
     "engine": _WORD,
     "baselines": (_mapping_of(_is_baseline), "an object of objects with a positive time_ms"),
-    "interval_ms": (_is_interval, "two positive numbers"),
+    "interval_ms": (_is_interval, "two positive numbers, the smaller first"),
     "timer": _WORD,
     "compute_ms": _DURATION,
     "memory_ms": _DURATION,

@@ -48,6 +48,7 @@ class Choice:
     observer: Observer
     gave_up: bool = False
     refusals: int = 0
+    _without_verdict: set[tuple] = dataclasses.field(default_factory=set)
 
     def settle_reference(self, reference: Future[Outcome] | None) -> Outcome | None:
         """Waits for the reference's time; a resumed study may know it already."""
@@ -76,7 +77,7 @@ class Choice:
 
     def final(self, reference: Outcome | None) -> Final | None:
         """The fastest measured again, and the first of them that is right beside the baselines."""
-        while finalists := close_ones(fastest_first(self.study.records())):
+        while finalists := close_ones(self._candidates()):
             before = self.refusals
             final = decide(
                 self.engine, finalists, self._is_right, lambda: self._rivals(reference), self.wait, self.observer.says
@@ -87,6 +88,11 @@ class Choice:
                 self.gave_up = True
                 return None
         return None
+
+    def _candidates(self) -> list[TrialRecord]:
+        """Fastest first, without those whose validation gave no verdict: the study knows nothing of them."""
+        records = fastest_first(self.study.records())
+        return [record for record in records if config_key(record.config) not in self._without_verdict]
 
     def best_of(self, final: Final | None) -> tuple[TrialRecord | None, bool | None]:
         """What to keep of what was measured, and whether it is a gain: where none was shown, the baseline stands.
@@ -118,6 +124,8 @@ class Choice:
         self.study.keep_validation(record.config, validation)
         record = dataclasses.replace(record, validation=validation)
         self.refusals += record.status is not Status.OK
+        if validation.status.transient:
+            self._without_verdict.add(config_key(record.config))
         self.observer.validated(record)
         return record
 
