@@ -18,6 +18,7 @@ from autotune.foresight import Foresight, agreement, predict
 from autotune.outcome import Outcome, Source, Status
 from autotune.report.write import write_reports
 from autotune.search import SearchSettings, StopReason, TrialRecord
+from autotune.search.study import load_records
 from autotune.tuner import Observer, tune
 from autotune.tuner.choice import VALIDATION_ATTEMPTS
 from autotune.tuner.finals import CONFIRMATIONS, FINALISTS
@@ -162,6 +163,15 @@ def test_a_baseline_that_fails_beside_the_others_does_not_take_the_winner_with_i
     assert result.gain is True
     assert set(result.final.ratios) == {"default"}
     assert result.ratio("xla") is None
+
+
+def test_a_winner_that_cannot_run_again_gives_way_to_the_next(tmp_path):
+    engine = Failing(toy_task("large"), jobs=1, name="device", measures=True, outcome=measured)
+    engine.bad = (FASTEST,)
+    result = run(engine, tmp_path, trials=75)
+    assert result.best is not None
+    others = [record.config for record in load_records(tmp_path, result.study) if record.config != FASTEST]
+    assert toy_time(result.best.config) == min(map(toy_time, others))
 
 
 def test_a_gain_over_what_was_not_compared_is_not_claimed(tmp_path):

@@ -25,6 +25,7 @@ INTERRUPTED_GRACE_S = 120.0
 # A kernel that is wrong everywhere would otherwise have all its configs validated, one after the other.
 REFUSALS_IN_A_ROW = 5
 VALIDATION_ATTEMPTS = 2
+FINALS = 3  # so many groups of finalists have a turn
 
 
 @dataclasses.dataclass
@@ -48,7 +49,7 @@ class Choice:
     observer: Observer
     gave_up: bool = False
     refusals: int = 0
-    _without_verdict: set[tuple] = dataclasses.field(default_factory=set)
+    _set_aside: set[tuple] = dataclasses.field(default_factory=set)
 
     def settle_reference(self, reference: Future[Outcome] | None) -> Outcome | None:
         """Waits for the reference's time; a resumed study may know it already."""
@@ -76,23 +77,29 @@ class Choice:
         return None
 
     def final(self, reference: Outcome | None) -> Final | None:
-        """The fastest measured again, and the first of them that is right beside the baselines."""
-        while finalists := close_ones(self._candidates()):
-            before = self.refusals
+        """The fastest measured again, and the first of them that is right beside the baselines.
+
+        Where none of them is right, or can be run again and again, it is the turn of the next.
+        """
+        for _ in range(FINALS):
+            finalists = close_ones(self._candidates())
+            if not finalists:
+                return None
             final = decide(
                 self.engine, finalists, self._is_right, lambda: self._rivals(reference), self.wait, self.observer.says
             )
-            if final is not None or self.interrupt.requested or self.refusals == before:
+            if final is not None or self.interrupt.requested:
                 return final
             if self.refusals >= REFUSALS_IN_A_ROW:
                 self.gave_up = True
                 return None
+            self._set_aside |= {config_key(record.config) for record in finalists}
         return None
 
     def _candidates(self) -> list[TrialRecord]:
-        """Fastest first, without those whose validation gave no verdict: the study knows nothing of them."""
+        """Fastest first, without those set aside: the study knows nothing against them."""
         records = fastest_first(self.study.records())
-        return [record for record in records if config_key(record.config) not in self._without_verdict]
+        return [record for record in records if config_key(record.config) not in self._set_aside]
 
     def best_of(self, final: Final | None) -> tuple[TrialRecord | None, bool | None]:
         """What to keep of what was measured, and whether it is a gain: where none was shown, the baseline stands.
@@ -125,7 +132,7 @@ class Choice:
         record = dataclasses.replace(record, validation=validation)
         self.refusals += record.status is not Status.OK
         if validation.status.transient:
-            self._without_verdict.add(config_key(record.config))
+            self._set_aside.add(config_key(record.config))
         self.observer.validated(record)
         return record
 
