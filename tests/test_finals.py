@@ -10,6 +10,7 @@ import threading
 import time
 from pathlib import Path
 
+import pandas
 import pytest
 
 from autotune import engines, presets
@@ -300,6 +301,11 @@ def test_what_was_predicted_decides_what_is_measured_first_and_is_kept_beside_it
     assert engine.evaluated[3:9] == [config for config in best if config not in engine.evaluated[:3]][:6]
     assert result.agreement.source is Source.SCHEDULE
     assert result.agreement.spearman > 0.99  # these predictions are the truth
+    table = pandas.read_csv(write_reports(tmp_path, ["toy"], ["csv"])["toy"][0])
+    ratio = result.ratio("default")
+    assert table.speedup_default_low[0] == pytest.approx(ratio.low)
+    assert table.speedup_default_high[0] == pytest.approx(ratio.high)
+    assert table.time_low_ms[0] <= table.time_ms[0] <= table.time_high_ms[0]
     report = write_reports(tmp_path, ["toy"], ["md"])["toy"][0].read_text()
     assert "Predicted beside measured" in report
     assert "rank correlation 1.00" in report

@@ -64,12 +64,16 @@ def _row(preset: Preset) -> dict[str, Any]:
         "problem": pairs(preset.problem),
         "config": format_config(preset.config),
         "time_ms": preset.time_ms,
+        **_ends("time", preset.interval_ms, "_ms"),
+        "timer": preset.timer,
         "source": preset.source,
         "method": preset.method,
         "default_ms": preset.baselines.get("default", {}).get("time_ms"),
         "xla_ms": preset.baselines.get("xla", {}).get("time_ms"),
         "speedup_default": preset.speedup("default"),
         "speedup_xla": preset.speedup("xla"),
+        **_ends("speedup_default", preset.baselines.get("default", {}).get("speedup_interval")),
+        **_ends("speedup_xla", preset.baselines.get("xla", {}).get("speedup_interval")),
         "bound": preset.bound,
         "compute_ms": preset.compute_ms,
         "memory_ms": preset.memory_ms,
@@ -84,6 +88,12 @@ def _row(preset: Preset) -> dict[str, Any]:
         "date": preset.date,
         "study": preset.study,
     }
+
+
+def _ends(name: str, interval: Sequence[float] | None, unit: str = "") -> dict[str, float | None]:
+    """The two columns of an interval, empty for a prediction."""
+    low, high = interval if interval is not None else (None, None)
+    return {f"{name}_low{unit}": low, f"{name}_high{unit}": high}
 
 
 def target_of(preset: Preset) -> str:
