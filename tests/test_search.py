@@ -403,7 +403,7 @@ def test_a_kernel_that_is_wrong_everywhere_is_given_up(tmp_path):
 
 
 RUN = """
-    import sys, time
+    import os, sys, time
     from pathlib import Path
     from autotune.search import SearchSettings
     from autotune.tuner import tune
@@ -413,8 +413,13 @@ RUN = """
         time.sleep(0.05)
         return timed(config)
 
+    folder, others = Path(sys.argv[1]), sys.argv[3:]
+    if others:  # On a busy machine one starts seconds after the other.
+        (folder / f"ready-{os.getpid()}").touch()
+        while len(list(folder.glob("ready-*"))) < int(others[0]):
+            time.sleep(0.01)
     with FakeEngine(outcome=outcome) as engine:
-        settings = SearchSettings(trials=int(sys.argv[2]), seed=0, results=Path(sys.argv[1]))
+        settings = SearchSettings(trials=int(sys.argv[2]), seed=0, results=folder)
         result = tune(engine.task, engine, settings)
     print(len(engine.evaluated), result.stopped_because.value, sum(result.counts.values()))
 """
@@ -422,7 +427,7 @@ RUN = """
 
 @pytest.mark.parametrize(("trials", "reason"), [(30, "trials"), (1000, "space exhausted")])
 def test_two_runs_at_once_share_the_trials(tmp_path, trials, reason):
-    command = [sys.executable, "-c", textwrap.dedent(RUN), str(tmp_path), str(trials)]
+    command = [sys.executable, "-c", textwrap.dedent(RUN), str(tmp_path), str(trials), "2"]
     runs = [
         subprocess.Popen(
             command, cwd=Path(__file__).parent.parent, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
