@@ -76,12 +76,17 @@ def wobble(x: np.ndarray, out: np.ndarray) -> None:
     out[:] = 2 * x * np.float32(1 + 2.0**-22 * (calls % 7))
 
 
-def confine(x: np.ndarray, out: np.ndarray) -> None:
+def confine(x: np.ndarray, out: np.ndarray, more: int = 64 << 20) -> None:
     """From now on this process gets hardly more memory."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
-    limit = pages * resource.getpagesize() + (64 << 20)
+    limit = pages * resource.getpagesize() + more
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     work(x, out)
+
+
+def squeeze(x: np.ndarray, out: np.ndarray) -> None:
+    """Called while the program holds 256 MiB: it does not get half of them again."""
+    confine(x, out, -128 << 20)
 
 
 def overwrite(x: np.ndarray, out: np.ndarray) -> None:
@@ -90,7 +95,8 @@ def overwrite(x: np.ndarray, out: np.ndarray) -> None:
 
 
 DEEDS: dict[str, Callable[[np.ndarray, np.ndarray], None]] = {
-    one.__name__: one for one in (work, slow, hang, abort, nothing, partly, stale, once, wobble, confine, overwrite)
+    one.__name__: one
+    for one in (work, slow, hang, abort, nothing, partly, stale, once, wobble, confine, squeeze, overwrite)
 }
 
 
@@ -130,7 +136,16 @@ class DeedKernel(Kernel):
     platforms = ("cpu",)
 
     def space(self, problem, chip):
-        return Space([Param("deed", (*DEEDS, "xla", "too_large", "exhaust", "unlowerable"), "what goes wrong")], [])
+        return Space(
+            [
+                Param(
+                    "deed",
+                    (*(name for name in DEEDS if name != "squeeze"), "xla", "too_large", "exhaust", "unlowerable"),
+                    "what goes wrong",
+                )
+            ],
+            [],
+        )
 
     def arguments(self, problem):
         return (ArraySpec((problem.n, problem.n), problem.dtype),)
@@ -158,7 +173,7 @@ class DeedKernel(Kernel):
         if deed == "too_large":
             return lambda x: large(x, 1 << 24)
         if deed == "exhaust":
-            return lambda x: large(call("confine", x) / 2, 1 << 8)
+            return lambda x: large(call("squeeze", x) / 2, 1 << 8)
         return functools.partial(call, deed)
 
     def reference(self, problem):
