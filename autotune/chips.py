@@ -154,10 +154,15 @@ DEFAULT_TARGET = "v5e"
 _OTHERS = {"cpu": "cpu", "NVIDIA": "gpu", "AMD": "gpu"}
 
 
+def slug(device_kind: str) -> str:
+    """``TPU v5 lite`` as a name for files and folders: ``tpu_v5_lite``."""
+    return re.sub(r"[^a-z0-9]+", "_", device_kind.lower()).strip("_")
+
+
 def other_chip(platform: str, device_kind: str) -> Chip:
     """A device that is no TPU of the table: it can be measured on."""
     return Chip(
-        name=re.sub(r"[^a-z0-9]+", "_", device_kind.lower()).strip("_"),
+        name=slug(device_kind),
         device_kind=device_kind,
         topology="",
         clock_ghz=0.0,

@@ -129,8 +129,8 @@ class Outcome:
             if known.get(name):
                 known[name] = Source(known[name])
         if (interval := known.get("interval_ms")) is not None:
-            if not isinstance(interval, list | tuple) or len(interval) != 2 or not all(map(is_figure, interval)):
-                raise ValueError(f"interval_ms must be two numbers, not {interval!r}")
+            if not is_interval(interval):
+                raise ValueError(f"interval_ms must be two numbers, the smaller first, not {interval!r}")
             known["interval_ms"] = tuple(interval)
         return cls(**known)
 
@@ -144,3 +144,8 @@ _FIGURES = (
 def is_figure(value: object) -> bool:
     """Whether `value` is a finite number that fits a float: what JSON may hold besides breaks arithmetic later."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+
+
+def is_interval(value: object) -> bool:
+    """Whether `value` is two figures, the smaller first."""
+    return isinstance(value, list | tuple) and len(value) == 2 and all(map(is_figure, value)) and value[0] <= value[1]

@@ -25,6 +25,11 @@ def machine() -> str:
     return f"{next(names, platform.machine())}, {len(os.sched_getaffinity(0)) if _AFFINITY else os.cpu_count()} cores"
 
 
+def deciding(platform: str) -> dict[str, str]:
+    """What decides a time on that platform: what is installed and, where a CPU is measured, the machine."""
+    return installed() | ({"machine": machine()} if platform == "cpu" else {})
+
+
 def installed() -> dict[str, str]:
     """Package to version, and ``schedule`` to a hash of the code that plays one; what is not installed is left out."""
     found = {}

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import jax
 
-from autotune.chips import CHIPS, Chip, get_chip
+from autotune.chips import Chip, get_chip
 from autotune.errors import UsageError
 from autotune.outcome import Config
 from autotune.problem import Problem
@@ -35,8 +35,8 @@ def choose_config(
 
 def attached_chip() -> Chip | None:
     """The TPU that programs run on; None where it is another device."""
-    kind = jax.devices()[0].device_kind
-    return next((chip for chip in CHIPS.values() if chip.device_kind == kind), None)
+    device = _attached_device()
+    return device if device is not None and device.platform == "tpu" else None
 
 
 def _attached_device() -> Chip | None:

@@ -12,7 +12,7 @@ from autotune import engines, files
 from autotune.chips import DEFAULT_TARGET, get_chip
 from autotune.cli.streams import print_json, reserved_stdout
 from autotune.engines._base import Task
-from autotune.errors import AutotuneError, UsageError, one_of
+from autotune.errors import AutotuneError
 from autotune.kernel import Kernel, get_kernel
 
 __all__ = [
@@ -38,12 +38,9 @@ def read_task(arguments: argparse.Namespace) -> Task:
     if not hasattr(arguments, "engine"):
         return Task(kernel, problem, get_chip(arguments.target or DEFAULT_TARGET))
     arguments.engine, chip = engines.choose(arguments.engine, arguments.target)
-    if chip.platform not in kernel.platforms:
-        right = "--engine compiler predicts it for a TPU" if "tpu" in kernel.platforms else "use such a machine"
-        raise UsageError(
-            f"{kernel.name} runs on {one_of(kernel.platforms)}, and the attached device is a {chip.platform}: {right}"
-        )
-    return Task(kernel, problem, chip)
+    task = Task(kernel, problem, chip)
+    engines.check_platform(task)
+    return task
 
 
 def load_kernel(name: str) -> Kernel:

@@ -19,11 +19,9 @@ from autotune.search.study import load_records
 from autotune.tuner import TuneResult, check, tune
 from autotune.tuner.finals import FINALISTS
 
-DEFAULT_RESULTS = Path("results")
-
 
 def run(arguments: argparse.Namespace) -> int:
-    results = arguments.results or DEFAULT_RESULTS
+    results = arguments.results or SearchSettings.results
     _, chip = engines.choose("device", None)
     found = _predicted(results, chip, arguments.kernel)
     if not found:
@@ -72,7 +70,7 @@ def _confirm(preset: Preset, chip: Chip, results: Path, arguments: argparse.Name
 
 def _study(task: Task, begin: list[Config]) -> str:
     """One of its own: a study of the same problem may have its trials already, and others."""
-    parts = (task.kernel.version, str(task.problem), task.chip.name, begin, versions.installed())
+    parts = (task.kernel.version, str(task.problem), task.chip.name, begin, versions.deciding(task.chip.platform))
     return f"confirm-{task.kernel.name}-{hashlib.sha256(repr(parts).encode()).hexdigest()[:8]}"
 
 

@@ -6,7 +6,7 @@ from autotune.chips import CHIPS, DEFAULT_TARGET, Chip, get_chip
 from autotune.engines._base import Engine, Race, Task
 from autotune.errors import UnavailableError, UsageError, one_of
 
-__all__ = ["Engine", "Race", "Task", "choose", "open_engine"]
+__all__ = ["Engine", "Race", "Task", "check_platform", "choose", "open_engine"]
 
 NAMES = ("auto", "compiler", "device")
 
@@ -48,6 +48,14 @@ def choose(name: str, target: str | None) -> tuple[str, Chip]:
     return name, chip
 
 
+def check_platform(task: Task) -> None:
+    """Raises UsageError unless the task's kernel runs on its chip."""
+    kernel, platform = task.kernel, task.chip.platform
+    if platform not in kernel.platforms:
+        right = "predict it for a TPU with --engine compiler" if "tpu" in kernel.platforms else "use such a machine"
+        raise UsageError(f"{kernel.name} runs on {one_of(kernel.platforms)}, not on a {platform}: {right}")
+
+
 def open_engine(name: str, task: Task, *, jobs: int, timeout_s: float) -> Engine:
     """Starts the engine called `name`; close it, or use it in a ``with`` block.
 
@@ -62,8 +70,7 @@ def open_engine(name: str, task: Task, *, jobs: int, timeout_s: float) -> Engine
     """
     if name not in NAMES:
         raise UsageError(f"unknown engine {name!r}: use auto, compiler or device")
-    if task.chip.platform not in task.kernel.platforms:
-        raise UsageError(f"{task.kernel.name} runs on {one_of(task.kernel.platforms)}, not on a {task.chip.platform}")
+    check_platform(task)
     if name == "device":
         from autotune.engines.device.engine import open_device_engine
 

@@ -14,25 +14,36 @@ from autotune.engines._pool import JobError, JobTimeout, WorkerDied, WorkerPool
 from autotune.outcome import Config, Outcome, Status
 from autotune.validation import Validation
 
-VALIDATION_TIMEOUT_S = 600.0
+_VALIDATION_TIMEOUT_S = 600.0
 
 
 class PooledEngine(Engine):
-    """What the engines share: validation in workers, and typed results for whatever happens to a worker."""
+    """What the engines share: validation in workers, and typed results for whatever happens to a worker.
 
-    def __init__(self, task: Task, pool: WorkerPool, *, jobs: int, timeout_s: float) -> None:
+    Args:
+        task: What to work on.
+        pool: Whose workers evaluate.
+        jobs: Evaluations in flight at once.
+        timeout_s: Limit for each, in seconds.
+        validators: Whose workers validate on small problems; None for the same.
+    """
+
+    def __init__(
+        self, task: Task, pool: WorkerPool, *, jobs: int, timeout_s: float, validators: WorkerPool | None = None
+    ) -> None:
         super().__init__(task, jobs=jobs, timeout_s=timeout_s)
-        self._pool = pool
+        self._pool, self._validators = pool, validators or pool
         self._identity = {"kernel": _jobs.kernel_path(task.kernel), "problem": task.problem.to_dict()}
-        self._provenance = {"engine": self.name, "target": task.chip.name, **versions.installed()}
+        self._provenance = {"engine": self.name, "target": task.chip.name, **versions.deciding(task.chip.platform)}
 
     def validate(self, config: Config, *, seed: int = 0) -> Future[Validation]:
         arguments = {**self._identity, "config": dict(config), "seed": seed}
-        job = self._pool.submit("autotune.engines._jobs:validate", arguments, timeout_s=VALIDATION_TIMEOUT_S)
-        return typed(self._pool, job, Validation.from_dict, lambda status, text: Validation(status, message=text))
+        job = self._validators.submit("autotune.engines._jobs:validate", arguments, timeout_s=_VALIDATION_TIMEOUT_S)
+        return typed(self._validators, job, Validation.from_dict, no_verdict)
 
     def close(self) -> None:
         self._pool.close()
+        self._validators.close()
 
     def _outcome(self, job: Future[Any], pick: Callable[[Any], Any] = lambda result: result) -> Future[Outcome]:
         """The outcome that the job's result is, or holds where `pick` finds it."""
@@ -46,6 +57,11 @@ class PooledEngine(Engine):
             lambda result: finish(Outcome.from_dict(pick(result))),
             lambda status, text: finish(Outcome(status, message=text)),
         )
+
+
+def no_verdict(status: Status, text: str) -> Validation:
+    """The worker did not deliver one."""
+    return Validation(status, message=text)
 
 
 def typed(

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from autotune.outcome import Source, is_figure
+from autotune.outcome import Source, is_figure, is_interval
 
 PREDICTED, MEASURED = "predicted", "measured"
 _REQUIRED = ("kernel", "device_kind", "problem", "config", "time_ms")
@@ -164,7 +164,7 @@ def _is_baseline(value: Any) -> bool:
 
 
 def _is_interval(value: Any) -> bool:
-    return isinstance(value, list | tuple) and len(value) == 2 and all(map(_is_time, value)) and value[0] <= value[1]
+    return is_interval(value) and _is_time(value[0])
 
 
 def _is_verdict(value: Any) -> bool:

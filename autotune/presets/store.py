@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import json
-import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import filelock
 
+from autotune.chips import slug
 from autotune.errors import ResultsError
 from autotune.files import write_text
 from autotune.presets.entry import Preset
-
-
-def slug(device_kind: str) -> str:
-    """``TPU v5 lite`` as a folder's name: ``tpu_v5_lite``."""
-    return re.sub(r"[^a-z0-9]+", "_", device_kind.lower()).strip("_")
 
 
 def preset_path(folder: Path, device_kind: str, kernel: str) -> Path:

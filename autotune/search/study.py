@@ -43,7 +43,6 @@ def identity(task: Task, engine: str, seed: int, encoding: Encoding) -> dict[str
     The versions are part of it: the compiler of another libtpu schedules otherwise. So is the machine, where it is
     what is measured.
     """
-    here = {"machine": versions.machine()} if task.chip.platform == "cpu" else {}
     return {
         "kernel": task.kernel.name,
         "version": task.kernel.version,
@@ -52,8 +51,7 @@ def identity(task: Task, engine: str, seed: int, encoding: Encoding) -> dict[str
         "engine": engine,
         "seed": str(seed),
         "space": encoding.digest,
-        **versions.installed(),
-        **here,
+        **versions.deciding(task.chip.platform),
     }
 
 

@@ -12,8 +12,8 @@ from autotune.space import aligned_divisors
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class AttentionProblem(Problem):
-    """Softmax attention over ``q[batch, heads, q_len, head_dim]``, ``k[batch, kv_heads, kv_len, head_dim]`` and ``v``.
+class HeadsProblem(Problem):
+    """The sizes of any attention: ``q[batch, heads, q_len, head_dim]``, ``k[batch, kv_heads, kv_len, head_dim]``.
 
     Attributes:
         batch: Sequences.
@@ -24,10 +24,6 @@ class AttentionProblem(Problem):
         head_dim: Width of a head's queries and keys.
         dtype: ``bfloat16`` or ``float32``, of all arrays; the softmax is kept in float32 either way.
         causal: Query i sees the keys j ≤ i + kv_len - q_len: the last query sees all.
-        window: And of these the last so many, itself included; None for all.
-        soft_cap: Scores s become soft_cap · tanh(s / soft_cap); None leaves them.
-        v_head_dim: Width of a head's values; None is head_dim.
-        packed: Whether several sequences share a row: a query sees only keys with its own segment id.
     """
 
     batch: int
@@ -38,6 +34,29 @@ class AttentionProblem(Problem):
     head_dim: int
     dtype: str = "bfloat16"
     causal: bool = True
+
+    def check(self) -> None:
+        if self.heads % self.kv_heads:
+            right = one_of(aligned_divisors(self.heads, 1))
+            raise UsageError(f"kv_heads={self.kv_heads} does not divide heads={self.heads}: use {right}")
+        if self.causal and self.q_len > self.kv_len:
+            raise UsageError(
+                f"q_len={self.q_len} exceeds kv_len={self.kv_len}: with causal=true the first queries would see no "
+                f"key; use q_len of {self.kv_len} at most, or causal=false"
+            )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AttentionProblem(HeadsProblem):
+    """Softmax attention, with what the Pallas kernels add to it.
+
+    Attributes:
+        window: Of the keys that causal leaves, a query sees the last so many, itself included; None for all.
+        soft_cap: Scores s become soft_cap · tanh(s / soft_cap); None leaves them.
+        v_head_dim: Width of a head's values; None is head_dim.
+        packed: Whether several sequences share a row: a query sees only keys with its own segment id.
+    """
+
     window: int | None = None
     soft_cap: float | None = None
     v_head_dim: int | None = None
@@ -53,14 +72,7 @@ class AttentionProblem(Problem):
         return {"causal": self.causal, "window": self.window, "soft_cap": self.soft_cap}
 
     def check(self) -> None:
-        if self.heads % self.kv_heads:
-            right = one_of(aligned_divisors(self.heads, 1))
-            raise UsageError(f"kv_heads={self.kv_heads} does not divide heads={self.heads}: use {right}")
-        if self.causal and self.q_len > self.kv_len:
-            raise UsageError(
-                f"q_len={self.q_len} exceeds kv_len={self.kv_len}: with causal=true the first queries would see no "
-                f"key; use q_len of {self.kv_len} at most, or causal=false"
-            )
+        super().check()
         if self.window is not None and not self.causal:
             raise UsageError(f"window={self.window}: needs causal=true, as a query sees the last so many keys up to it")
         if self.soft_cap is not None and not 0 < self.soft_cap < math.inf:

@@ -48,7 +48,7 @@ BRANCH_PASSES = 5.5  # over all tiles of scores that are kept beyond a branch: o
 
 def machine_of(chip: Chip, dtype: str) -> Machine:
     """The chip's own figures; the assumed ones where it has none, which is a CPU."""
-    if not chip.tflops or not chip.hbm_gbps:
+    if not chip.known:
         return CPU
     hbm = chip.hbm_gbps * 1e9
     return Machine(chip.peak_tflops(dtype) * 1e12, hbm, 10 * hbm, chip.vmem_bytes / 4, 5e-6)
@@ -56,7 +56,7 @@ def machine_of(chip: Chip, dtype: str) -> Machine:
 
 def memory_limit(problem: ChunkedAttentionProblem, chip: Chip | None = None) -> float:
     """Bytes that a config may need beside the arrays; chunks of 128 with the strongest remat always may."""
-    limit = chip.hbm_bytes / 2 if chip is not None and chip.hbm_gbps else CPU_BYTES
+    limit = chip.hbm_bytes / 2 if chip is not None and chip.known else CPU_BYTES
     return max(limit, peak_bytes(problem, _config(problem, 128, "scan", "q_chunk")))
 
 

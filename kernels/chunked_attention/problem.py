@@ -4,49 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 
-from autotune.errors import UsageError, one_of
-from autotune.problem import Problem
-from autotune.space import aligned_divisors
+from kernels.attention.problem import HeadsProblem
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ChunkedAttentionProblem(Problem):
-    """Softmax attention over ``q[batch, heads, q_len, head_dim]``, ``k[batch, kv_heads, kv_len, head_dim]`` and ``v``.
+class ChunkedAttentionProblem(HeadsProblem):
+    """Softmax attention; values are as wide as keys, and all sums are float32."""
 
-    Attributes:
-        batch: Sequences.
-        heads: Query heads.
-        kv_heads: Key and value heads; each serves ``heads / kv_heads`` query heads in a row.
-        q_len: Queries per sequence.
-        kv_len: Keys per sequence.
-        head_dim: Width of a head.
-        dtype: ``bfloat16`` or ``float32``, of all arrays; the softmax and all sums are float32 either way.
-        causal: Query i sees the keys j ≤ i + kv_len - q_len: the last query sees all.
-    """
-
-    batch: int
-    heads: int
-    kv_heads: int
-    q_len: int
-    kv_len: int
-    head_dim: int
     dtype: str = "float32"
-    causal: bool = True
 
     @property
     def group(self) -> int:
         """Query heads per key head."""
         return self.heads // self.kv_heads
-
-    def check(self) -> None:
-        if self.heads % self.kv_heads:
-            right = one_of(aligned_divisors(self.heads, 1))
-            raise UsageError(f"kv_heads={self.kv_heads} does not divide heads={self.heads}: use {right}")
-        if self.causal and self.q_len > self.kv_len:
-            raise UsageError(
-                f"q_len={self.q_len} exceeds kv_len={self.kv_len}: with causal=true the first queries would see no "
-                f"key; use q_len of {self.kv_len} at most, or causal=false"
-            )
 
 
 def _self_attention(

@@ -33,9 +33,9 @@ def check_on_device(kernel: Kernel, problem: Any, config: Config, seed: int) -> 
     forget_programs()  # Their inputs and code would take the memory that the reference needs.
     try:
         return dataclasses.replace(_check(kernel, problem, config, seed, where), problems=(where,))
+    except _NoReference as error:  # Transient: nothing was shown, and nothing is kept of it.
+        return Validation(Status.CRASH, problems=(where,), message=f"{where}: {error}")
     except Exception as error:
-        if isinstance(error, _NoReference):  # Transient: nothing was shown, and nothing is kept of it.
-            return Validation(Status.CRASH, problems=(where,), message=f"{where}: {error}")
         outcome = classify_run_error(text_of(error))
         return Validation(outcome.status, problems=(where,), message=f"{where}: {outcome.message}")
 
@@ -70,8 +70,8 @@ def _check(kernel: Kernel, problem: Any, config: Config, seed: int, where: str) 
             return refuse(f"it overwrote its argument {changed[0] if changed else '?'}")
         if turn == 1 and jax.default_backend() in _REPRODUCIBLE and any(map(_differs, before, got)):
             return refuse("a second run on the same inputs gave another result")
-        inputs = kernel.make_inputs(problem, number)
         if turn != 1:  # The second run's is the first's.
+            inputs = kernel.make_inputs(problem, number) if overwrites else inputs
             want, shapes = _reference(kernel, problem, inputs)
         verdict = compare_results(got, want, shapes, inputs, where)
         if not verdict.ok:

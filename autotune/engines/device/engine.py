@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-from autotune import versions
 from autotune.engines._base import Race, Task
 from autotune.engines._pool import Job, WorkerPool
-from autotune.engines._pooled import VALIDATION_TIMEOUT_S, PooledEngine, typed
+from autotune.engines._pooled import PooledEngine, no_verdict, typed
 from autotune.engines.compiler.support import validation_environment
 from autotune.engines.device import hardware
 from autotune.errors import UsageError
@@ -44,13 +43,11 @@ class DeviceEngine(PooledEngine):
             own=hardware.own_environments(count),
             recycle_bytes=_RECYCLE_BYTES,
         )
-        super().__init__(task, pool, jobs=count, timeout_s=timeout_s)
         # Small problems are validated on the CPU, where Pallas' interpreter is.
-        self._checks = WorkerPool(1, warm_up="autotune.engines._jobs:import_jax", environment=validation_environment())
+        validators = WorkerPool(1, warm_up="autotune.engines._jobs:import_jax", environment=validation_environment())
+        super().__init__(task, pool, jobs=count, timeout_s=timeout_s, validators=validators)
         self._threads = ThreadPoolExecutor(1)
         self._provenance |= {"device_kind": device.device_kind}
-        if device.platform == "cpu":
-            self._provenance |= {"machine": versions.machine()}
 
     def evaluate(self, config: Config) -> Future[Outcome]:
         return self._measure(dict(config))
@@ -84,19 +81,20 @@ class DeviceEngine(PooledEngine):
 
     def _validate(self, config: Config, seed: int) -> Validation:
         """On small problems first: what is wrong there need not take the device's time."""
-        arguments = {**self._identity, "config": config, "seed": seed}
-        job = self._checks.submit("autotune.engines._jobs:validate", arguments, timeout_s=VALIDATION_TIMEOUT_S)
-        small: Validation = typed(self._checks, job, Validation.from_dict, _failed).result()
+        small = super().validate(config, seed=seed).result()
         if not small.ok:
             return small
-        check = self._job("check", {**arguments, "seed": _CHECK_SEED + seed}, "check")
+        check = self._job("check", {**self._identity, "config": config, "seed": _CHECK_SEED + seed}, "check")
         check = dataclasses.replace(check, timeout_s=_CHECK_TIMEOUTS * self.timeout_s)
         job = self._pool.submit_all([check], spent=_spent)
-        return _both(small, typed(self._pool, job, _read_check, _failed).result())
+        full: Validation = typed(
+            self._pool, job, lambda results: Validation.from_dict(_last(results)), no_verdict
+        ).result()
+        # The larger of the errors, or the first refusal.
+        return dataclasses.replace(worst([small, full]), problems=(*small.problems, *full.problems))
 
     def close(self) -> None:
         super().close()
-        self._checks.close()
         self._threads.shutdown(wait=True, cancel_futures=True)
         self._lock.release()
 
@@ -127,22 +125,7 @@ def _last(results: Sequence[Any]) -> Any:
 
 
 def _read_race(results: Sequence[Any]) -> Race:
-    last = results[-1]
+    last = _last(results)
     if "samples" in last:
         return Race(Status.OK, last["samples"], last["timer"])
     return Race(Status(last["status"]), message=last.get("message", ""))
-
-
-def _read_check(results: Sequence[Any]) -> Validation:
-    return Validation.from_dict(results[-1])
-
-
-def _failed(status: Status, text: str) -> Validation:
-    return Validation(status, message=text)
-
-
-def _both(small: Validation, full: Validation) -> Validation:
-    """What both show: the larger of the errors, the first refusal."""
-    problems = (*small.problems, *full.problems)
-    verdict = worst([small, full])
-    return dataclasses.replace(verdict, problems=problems)

@@ -45,7 +45,7 @@ def run_program(kernel: str, problem: Mapping[str, Any], config: Config | None, 
     program = _loaded(kernel, problem, config, seed)
     started = time.monotonic()
     try:
-        outcome = Outcome(Status.OK, source=Source.DEVICE, **_figures(timing.measure(program, _clock())))
+        outcome = Outcome(Status.OK, source=Source.DEVICE, **timing.measure(program, _clock()))
     except Exception as error:
         outcome = _failure(error)
     else:
@@ -87,7 +87,3 @@ def _loaded(kernel: str, problem: Mapping[str, Any], config: Config | None, seed
     if isinstance(loaded, Outcome):  # it had been compiled a moment ago, in this process
         raise RuntimeError(loaded.message)
     return loaded
-
-
-def _figures(measured: Mapping[str, Any]) -> dict[str, Any]:
-    return {**measured, "interval_ms": tuple(measured["interval_ms"])}

@@ -153,7 +153,7 @@ def measure(program: Program, clock: Clock) -> dict[str, Any]:
             break
     return {
         "time_ms": time_ms,
-        "interval_ms": [low, high],
+        "interval_ms": (low, high),
         "repeats": len(samples),
         "timer": clock.name,
         "first_call_ms": first_ms,
