@@ -21,7 +21,8 @@ from autotune.outcome import Outcome, Source, Status
 from autotune.report.write import write_reports
 from autotune.search import SearchSettings, StopReason, TrialRecord
 from autotune.search.study import load_records
-from autotune.tuner import Observer, tune
+from autotune.space import config_key
+from autotune.tuner import REFUSALS_IN_A_ROW, Observer, tune
 from autotune.tuner.choice import VALIDATION_ATTEMPTS
 from autotune.tuner.finals import CONFIRMATIONS, FINALISTS
 from autotune.validation import Validation
@@ -120,6 +121,22 @@ def test_a_config_that_dies_while_it_is_validated_leaves_the_next_ones(tmp_path)
     assert not result.gave_up
     assert result.best.config not in (FASTEST, DEFAULT)
     assert tried.count(FASTEST) == VALIDATION_ATTEMPTS
+
+
+def test_one_that_is_right_is_found_behind_many_that_are_wrong_and_far_faster(tmp_path):
+    """What does less than it should is often fast; here each is alone in its group of finalists."""
+    task = toy_task("large")
+    places = {config_key(config): place for place, config in enumerate(task.kernel.space(task.problem, task.chip), 1)}
+    places[config_key(DEFAULT)] = 40
+
+    def time_of(config):
+        return Outcome(Status.OK, time_ms=1.3 ** places[config_key(config)], source=Source.DEVICE)
+
+    engine = device(outcome=time_of, right=lambda config: places[config_key(config)] > REFUSALS_IN_A_ROW)
+    result = run(engine, tmp_path, trials=75)
+    assert places[config_key(result.best.config)] == REFUSALS_IN_A_ROW + 1
+    assert result.counts["wrong_result"] == REFUSALS_IN_A_ROW - 1  # the first place is the default's, which is right
+    assert not result.gave_up
 
 
 def test_where_nothing_is_shown_to_be_faster_the_baseline_stands(tmp_path, capsys):

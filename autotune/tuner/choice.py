@@ -23,9 +23,10 @@ _POLL_S = 0.2
 # What an interrupted run may still take, in all, to validate its best, to time the reference, and for the finals.
 INTERRUPTED_GRACE_S = 120.0
 # A kernel that is wrong everywhere would otherwise have all its configs validated, one after the other.
-REFUSALS_IN_A_ROW = 5
+REFUSALS_IN_A_ROW = 10
 VALIDATION_ATTEMPTS = 2
-FINALS = 3  # so many groups of finalists have a turn
+# So many groups of finalists have a turn without anyone being refused: each may cost as many races as time out.
+FRUITLESS_FINALS = 3
 
 
 @dataclasses.dataclass
@@ -81,7 +82,9 @@ class Choice:
 
         Where none of them is right, or can be run again and again, it is the turn of the next.
         """
-        for _ in range(FINALS):
+        fruitless = 0
+        while fruitless < FRUITLESS_FINALS:
+            before = self.refusals
             finalists = close_ones(self._candidates())
             if not finalists:
                 return None
@@ -94,6 +97,7 @@ class Choice:
                 self.gave_up = True
                 return None
             self._set_aside |= {config_key(record.config) for record in finalists}
+            fruitless += self.refusals == before
         return None
 
     def _candidates(self) -> list[TrialRecord]:
