@@ -15,6 +15,7 @@ from autotune import engines
 from autotune.cli import main
 from autotune.errors import UnavailableError
 from autotune.outcome import Outcome, Status
+from autotune.tuner import REFUSALS_IN_A_ROW
 from tests.fakes import ToyKernel, timed
 
 
@@ -373,7 +374,7 @@ def test_a_kernel_that_is_wrong_everywhere_is_said_to_be(fake_engine, capfd):
     fake_engine(right=lambda config: False)
     assert main(["toy", "--trials", "20"]) == 1
     out = capfd.readouterr().out
-    assert "5 configs, one after the other, were not shown right" in out
+    assert f"{REFUSALS_IN_A_ROW} configs, one after the other, were not shown right" in out
     assert "wrong_result: off by half on m=256" in out
 
 
