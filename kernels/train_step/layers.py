@@ -75,6 +75,22 @@ class Layers:
         """``x @ w`` over x's last dimension, rounded to `dtype`."""
         return jnp.dot(x, w, precision=dot_precision(x.dtype), preferred_element_type=jnp.float32).astype(self.dtype)
 
+    def embedded(self, table: jax.Array, tokens: jax.Array) -> jax.Array:
+        """The rows ``[batch, length, width]`` of ``[vocab, width]``; each device looks up its own tokens.
+
+        Of a vocabulary shared over ``tensor`` each has zeros for the words of others, and their sum is the row.
+        """
+
+        def own_tokens(table: jax.Array, tokens: jax.Array) -> jax.Array:
+            if self.mesh is None:
+                return jnp.take(table, tokens, axis=0)
+            words = table.shape[0]
+            own = tokens - words * jax.lax.axis_index("tensor")
+            rows = jnp.take(table, own, axis=0, mode="clip")
+            return jax.lax.psum(jnp.where(((own >= 0) & (own < words))[..., None], rows, 0), "tensor")
+
+        return self.sharded(own_tokens, (P("tensor", None), P(BATCH, "sequence")), HIDDEN)(table, tokens)
+
     def normed(self, x: jax.Array, weight: jax.Array) -> jax.Array:
         """The RMSNorm of ``[batch, length, width]``, its weight float32."""
         if self.norm == "xla":

@@ -13,13 +13,10 @@ from kernels._precision import dot_precision
 from kernels.cross_entropy import cross_entropy
 from kernels.train_step.layers import HIDDEN, Layers
 from kernels.train_step.mesh import BATCH
+from kernels.train_step.models import LOGITS_BYTES
 
-LOGITS_BYTES = 1 << 28  # of one chunk's float32 logits on one device
 
-
-def mean_loss(
-    layers: Layers, hidden: jax.Array, w: jax.Array, labels: jax.Array, *, tied: bool, how: str
-) -> jax.Array:
+def mean_loss(layers: Layers, hidden: jax.Array, w: jax.Array, labels: jax.Array, *, tied: bool, how: str) -> jax.Array:
     """A float32 scalar; softmax and sums are float32.
 
     Each device works on its own tokens and its part of the vocabulary, so that the gradient of w is summed over devices
@@ -73,9 +70,9 @@ def _sum_of_losses(
 
 
 def chunks_of(batch: int, length: int, vocab: int) -> int:
-    """The fewest equal parts of the length whose logits on one device stay below `LOGITS_BYTES`."""
-    least = math.ceil(4 * batch * length * vocab / LOGITS_BYTES)
-    return next((parts for parts in range(max(least, 1), length) if length % parts == 0), length)
+    """The fewest equal parts of the length, two or more, whose logits on one device stay below `LOGITS_BYTES`."""
+    least = max(math.ceil(4 * batch * length * vocab / LOGITS_BYTES), 2)
+    return next((parts for parts in range(least, length) if length % parts == 0), length)
 
 
 def _chunk_loss(tied: bool, vocab: int, meshed: bool) -> Callable[[jax.Array, jax.Array, jax.Array], jax.Array]:

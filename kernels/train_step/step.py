@@ -101,7 +101,7 @@ def train_step(
     The state is donated. `devices` may exist in a compiler only.
 
     Args:
-        config: None is plain (see `loss_and_gradients`), batch and parameters shared by all devices that the batch
+        config: None is plain (see `loss_and_gradients`), batch and parameters shared by as many devices as the batch
             divides over.
     """
     mesh = make_mesh(config or plain_axes(problem, len(devices)), devices)
@@ -122,11 +122,11 @@ def train_step(
         out_shardings=(shardings, NamedSharding(mesh, P())),
         donate_argnums=0,
     )
-    shapes = jax.tree.map(lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), state, shardings)
-    return jitted, (shapes, tokens)
+    state = jax.tree.map(lambda x, lying: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=lying), state, shardings)
+    return jitted, (state, tokens)
 
 
 def plain_axes(problem: TrainProblem, devices: int) -> dict[str, int]:
-    """Axes of the plain step: fsdp over as many devices as share the batch evenly, copies of that on the others."""
+    """Axes of the plain step: fsdp over as many devices as share the batch evenly; the others have nothing to do."""
     fsdp = max(n for n in range(1, devices + 1) if devices % n == 0 and problem.batch % n == 0)
     return {"data": 1, "fsdp": fsdp, "tensor": 1, "sequence": 1}

@@ -12,11 +12,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
-from jax.sharding import PartitionSpec as P
 
 from autotune.outcome import Config
 from kernels.train_step.layers import HEADS, HIDDEN, Layers
-from kernels.train_step.mesh import BATCH
 from kernels.train_step.models import TransformerShape
 from kernels.train_step.remat import policy
 
@@ -104,8 +102,7 @@ def hidden_states(
     Args:
         config: ``scan_layers``, ``scan_group`` and ``remat_*``; None runs the blocks one after the other and keeps all.
     """
-    table = layers.weight("embed", parameters["embed"])
-    x = layers.constrain(jnp.take(table, layers.constrain(tokens, P(BATCH, "sequence")), axis=0), HIDDEN)
+    x = layers.embedded(layers.weight("embed", parameters["embed"]), tokens)
     rotation = rotations(tokens.shape[1], shape)
     graph = nnx.graphdef(nnx.eval_shape(lambda: Block(shape, rngs=nnx.Rngs(0))))
     group = 1 if config is None else config["scan_group"]
