@@ -73,6 +73,21 @@ class Cost:
         return 1e3 * max(compute_s, self.nbytes / (chip.hbm_gbps * 1e9))
 
 
+@dataclasses.dataclass(frozen=True)
+class Compilable:
+    """A whole program, ready to be lowered and compiled for devices that need not be attached.
+
+    Attributes:
+        function: Jitted, with shardings and donation.
+        arguments: Pytrees of `jax.ShapeDtypeStruct` with shardings.
+        options: What ``.compile(compiler_options=...)`` takes.
+    """
+
+    function: Any
+    arguments: tuple[Any, ...]
+    options: Mapping[str, str | int | bool] = dataclasses.field(default_factory=dict)
+
+
 class Kernel(abc.ABC):
     """A tunable kernel. Methods that need jax import it themselves: listing kernels must not.
 

@@ -34,15 +34,19 @@ def choose_config(
 
 
 def attached_chip() -> Chip | None:
-    """The TPU that programs run on; None where it is another device."""
+    """The TPU that programs run on (in a `shard_map`, that of its mesh); None where it is another device."""
     device = _attached_device()
     return device if device is not None and device.platform == "tpu" else None
 
 
 def _attached_device() -> Chip | None:
-    """The TPU or other device that programs run on; None where nothing can be tuned for it."""
+    """The TPU or other device that programs run on; None where nothing can be tuned for it.
+
+    In a `shard_map` it is its mesh's, which may exist in a compiler only; else the default backend's.
+    """
+    mesh_device = getattr(jax.sharding.get_abstract_mesh(), "abstract_device", None)
     try:
-        return get_chip(jax.devices()[0].device_kind)
+        return get_chip((mesh_device or jax.devices()[0]).device_kind)
     except UsageError:
         return None
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 
 from autotune.errors import UsageError, one_of
 from autotune.outcome import Config
@@ -42,6 +43,7 @@ def attention(
     dq_config: Config | None = None,
     dkv_config: Config | None = None,
     bwd_config: Config | None = None,
+    residual_name: str | None = None,
     interpret: Any = False,
 ) -> jax.Array:
     """Softmax attention by the tuned flash kernel on a TPU, by XLA elsewhere.
@@ -68,6 +70,8 @@ def attention(
         dq_config: The same for the gradient with respect to q (`attention_dq_pallas`).
         dkv_config: The same for those with respect to k and v (`attention_dkv_pallas`).
         bwd_config: The same for all of them in one (`attention_bwd_pallas`).
+        residual_name: What `jax.checkpoint` policies know the result and the log-sum-exp by: a policy that saves the
+            name keeps the forward kernel from running again in the backward pass.
         interpret: Runs the kernel itself anywhere, in Pallas' interpreter (`pltpu.InterpretParams()`).
 
     Returns:
@@ -104,6 +108,8 @@ def attention(
 
         kernel = functools.partial(tuned("attention", attention_pallas, config), save_lse=True)
         out, lse = run(kernel, both, interpret, *arrays)
+        if residual_name is not None:
+            out, lse = (checkpoint_name(array, residual_name) for array in (out, lse))
         return out, (*arrays[:3], out, lse, *arrays[3:])
 
     def gradients(saved: tuple[jax.Array, ...], grad: jax.Array) -> tuple[jax.Array | None, ...]:

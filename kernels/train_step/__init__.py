@@ -1,0 +1,16 @@
+"""A sharded train step: model, mesh, remat and kernels as a config says. Importing this loads no jax."""
+
+from __future__ import annotations
+
+from kernels._exports import exported
+
+__all__, __getattr__, __dir__ = exported(
+    __name__,
+    {
+        "PROBLEMS": "problem",
+        "TrainProblem": "problem",
+        "initial_state": "step",
+        "loss_and_gradients": "step",
+        "train_step": "step",
+    },
+)

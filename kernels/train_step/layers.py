@@ -1,0 +1,138 @@
+"""A block's operations under a mesh, each by the implementation that a config chooses.
+
+Around them XLA's partitioner places the collectives by the constraints given here. Pallas kernels it cannot partition:
+these run in a `shard_map` over all axes, each device on its own sequences and heads.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from kernels._precision import dot_precision
+from kernels.attention import attention
+from kernels.attention.reference import attention_reference
+from kernels.chunked_attention import chunked_attention
+from kernels.gated_mlp import gated_mlp
+from kernels.norm import rmsnorm
+from kernels.train_step.mesh import BATCH, DIMENSIONS, parameter_spec, without
+
+EPS = 1e-5  # of the RMSNorms; Llama's
+HIDDEN = P(BATCH, "sequence", None)  # [batch, length, width]
+COLUMNS = P(BATCH, "sequence", "tensor")  # [batch, length, mlp]
+HEADS = P(BATCH, "tensor", "sequence", None)  # [batch, heads, length, head_dim]
+GATHERED = P(BATCH, "tensor", None, None)  # keys and values for queries of a part of the length
+EXCHANGED = P(BATCH, ("tensor", "sequence"), None, None)  # whole lengths of fewer heads
+
+
+@dataclasses.dataclass(frozen=True)
+class Layers:
+    """What a model is computed with.
+
+    Attributes:
+        dtype: Of activations and of the weights where they are multiplied.
+        mesh: None where there is one device.
+        attention: ``kernel``, ``chunked`` or ``xla``.
+        norm: ``kernel`` or ``xla``.
+        mlp: ``kernel`` or ``xla``.
+        interpret: Passed to the Pallas kernels; False leaves the choice to the platform.
+    """
+
+    dtype: str
+    mesh: Mesh | None = None
+    attention: str = "xla"
+    norm: str = "xla"
+    mlp: str = "xla"
+    interpret: Any = False
+
+    def constrain(self, x: jax.Array, spec: P) -> jax.Array:
+        """`x`, lying as `spec` says."""
+        return x if self.mesh is None else jax.lax.with_sharding_constraint(x, NamedSharding(self.mesh, spec))
+
+    def sharded(self, function: Callable[..., Any], in_specs: tuple[P, ...], out_specs: Any) -> Callable[..., Any]:
+        """`function` on each device's own part."""
+        if self.mesh is None:
+            return function
+        return jax.shard_map(function, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs)
+
+    def weight(self, name: str, value: jax.Array) -> jax.Array:
+        """A parameter as it is multiplied: in `dtype`, gathered over ``fsdp``; its gradient is scattered over it."""
+        value = value.astype(self.dtype)
+        if self.mesh is None or len(DIMENSIONS[name]) == 1:
+            return value
+        spec = parameter_spec(name, value.shape, self.mesh.shape)
+        return _gathered(self, spec, value)
+
+    def dot(self, x: jax.Array, w: jax.Array) -> jax.Array:
+        """``x @ w`` over x's last dimension, rounded to `dtype`."""
+        return jnp.dot(x, w, precision=dot_precision(x.dtype), preferred_element_type=jnp.float32).astype(self.dtype)
+
+    def embedded(self, table: jax.Array, tokens: jax.Array) -> jax.Array:
+        """The rows ``[batch, length, width]`` of ``[vocab, width]``; each device looks up its own tokens.
+
+        Of a vocabulary shared over ``tensor`` each has zeros for the words of others, and their sum is the row.
+        """
+
+        def own_tokens(table: jax.Array, tokens: jax.Array) -> jax.Array:
+            if self.mesh is None:
+                return jnp.take(table, tokens, axis=0)
+            words = table.shape[0]
+            own = tokens - words * jax.lax.axis_index("tensor")
+            rows = jnp.take(table, own, axis=0, mode="clip")
+            return jax.lax.psum(jnp.where(((own >= 0) & (own < words))[..., None], rows, 0), "tensor")
+
+        return self.sharded(own_tokens, (P("tensor", None), P(BATCH, "sequence")), HIDDEN)(table, tokens)
+
+    def normed(self, x: jax.Array, weight: jax.Array) -> jax.Array:
+        """The RMSNorm of ``[batch, length, width]``, its weight float32."""
+        if self.norm == "xla":
+            wide = x.astype(jnp.float32)
+            scale = jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + EPS)
+            return (wide * scale * weight).astype(x.dtype)
+        function = functools.partial(rmsnorm, eps=EPS, interpret=self.interpret)
+        return self.sharded(function, (HIDDEN, P(None)), HIDDEN)(x, weight)
+
+    def attended(self, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+        """Causal attention of ``[batch, heads, length, head_dim]`` and twice ``[batch, kv_heads, length, head_dim]``.
+
+        A sharded length: ``xla`` gathers keys and values; the others exchange it for heads (as DeepSpeed-Ulysses,
+        arXiv:2309.14509), since their masks take queries to end where keys do.
+        """
+        if self.attention == "xla":
+            k, v = (self.constrain(x, GATHERED) for x in (k, v))
+            return checkpoint_name(self.constrain(attention_reference(q, k, v), HEADS), "attention")
+        if self.attention == "chunked":
+            out = self.sharded(chunked_attention, (EXCHANGED,) * 3, EXCHANGED)(q, k, v)
+            return checkpoint_name(out, "attention")
+        function = functools.partial(attention, residual_name="attention", interpret=self.interpret)
+        return self.sharded(function, (EXCHANGED,) * 3, EXCHANGED)(q, k, v)
+
+    def gated(self, x: jax.Array, w_gate: jax.Array, w_up: jax.Array) -> jax.Array:
+        """``silu(x @ w_gate) * (x @ w_up)``; what is named of it are both products, the kernel's one result."""
+        if self.mlp == "xla":
+            gate, up = (checkpoint_name(self.constrain(self.dot(x, w), COLUMNS), "gate_up") for w in (w_gate, w_up))
+            return (jax.nn.silu(gate.astype(jnp.float32)) * up.astype(jnp.float32)).astype(self.dtype)
+        function = functools.partial(gated_mlp, interpret=self.interpret)
+        columns = P(None, "tensor")
+        out = self.sharded(function, (HIDDEN, columns, columns), COLUMNS)(x, w_gate, w_up)
+        return checkpoint_name(out, "gate_up")
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _gathered(layers: Layers, spec: P, value: jax.Array) -> jax.Array:
+    return layers.constrain(layers.constrain(value, spec), without(spec, "fsdp"))
+
+
+def _gathered_backward(layers: Layers, spec: P, _: None, grad: jax.Array) -> tuple[jax.Array]:
+    return (layers.constrain(grad, spec),)
+
+
+_gathered.defvjp(lambda layers, spec, value: (_gathered(layers, spec, value), None), _gathered_backward)

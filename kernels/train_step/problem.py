@@ -1,0 +1,92 @@
+"""What an instance of the train step is: a model, a batch and the devices it is spread over. Loads no jax."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from typing import ClassVar
+
+from autotune.chips import CHIPS
+from autotune.errors import UsageError, one_of
+from autotune.problem import Problem
+from kernels.train_step.models import TRANSFORMERS, TransformerShape
+
+CPU = "cpu"
+FORMS = {"v4": 3, "v5p": 3, "v7x": 3, "v5e": 2, "v6e": 2}  # how many dimensions a chip's torus has
+DEVICES_PER_CHIP = {"v7x": 2}  # each TensorCore is a device there; elsewhere a chip is one
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainProblem(Problem):
+    """One optimizer step of `model` on `batch` sequences.
+
+    Attributes:
+        model: One of `TRANSFORMERS`.
+        batch: Sequences of one step, over all devices.
+        seq_len: Tokens of a sequence that are predicted; its text is one longer.
+        topology: ``v5e:4x4``, ``v5p:2x2x1``, ``v7x:2x2x1``: chip and torus; ``cpu:8``: so many CPU devices.
+        dtype: What is computed in; parameters and optimizer are float32.
+    """
+
+    model: str
+    batch: int
+    seq_len: int
+    topology: str = "v5e:2x2"
+    dtype: str = "bfloat16"
+
+    dtypes: ClassVar[tuple[str, ...]] = ("bfloat16", "float32")
+
+    def check(self) -> None:
+        if self.model not in TRANSFORMERS:
+            raise UsageError(f"model={self.model}: must be {one_of(TRANSFORMERS)}")
+        _sides(self.topology)
+
+    @property
+    def shape(self) -> TransformerShape:
+        return TRANSFORMERS[self.model]
+
+    @property
+    def target(self) -> str:
+        """The chip's name; ``cpu`` where there is none."""
+        return self.topology.partition(":")[0]
+
+    @property
+    def devices(self) -> int:
+        """How many JAX devices the topology has."""
+        return math.prod(_sides(self.topology)) * DEVICES_PER_CHIP.get(self.target, 1)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that are predicted in one step."""
+        return self.batch * self.seq_len
+
+
+def _sides(topology: str) -> tuple[int, ...]:
+    """The sides of the torus (of ``cpu:8`` its 8); raises `UsageError` where there is no such topology."""
+    target, _, form = topology.partition(":")
+    if target != CPU and target not in CHIPS:
+        raise UsageError(f"topology={topology}: must begin with {one_of([*CHIPS, CPU])}, as in v5e:4x4 or cpu:8")
+    dimensions = 1 if target == CPU else FORMS[target]
+    if not re.fullmatch(r"[1-9]\d{0,3}(x[1-9]\d{0,3})*", form) or form.count("x") != dimensions - 1:
+        example = {1: "cpu:8", 2: f"{target}:4x4", 3: f"{target}:2x2x1"}[dimensions]
+        of = "a number of devices" if dimensions == 1 else f"{dimensions} sides"
+        raise UsageError(f"topology={topology}: {target} takes {of}, as in {example}")
+    return tuple(int(side) for side in form.split("x"))
+
+
+def _train(model: str, batch: int, seq_len: int, topology: str, dtype: str = "bfloat16") -> TrainProblem:
+    return TrainProblem(model=model, batch=batch, seq_len=seq_len, topology=topology, dtype=dtype)
+
+
+PROBLEMS: dict[str, TrainProblem] = {
+    "llama3-1b-v5e-16": _train("llama3-1b", 32, 2048, "v5e:4x4"),
+    "llama3-1b-v5e-4": _train("llama3-1b", 8, 2048, "v5e:2x2"),
+    "llama3-8b-v5e-16": _train("llama3-8b", 16, 4096, "v5e:4x4"),
+    "llama3-8b-v6e-8": _train("llama3-8b", 8, 4096, "v6e:2x4"),
+    "llama3-8b-v5p-4": _train("llama3-8b", 8, 4096, "v5p:2x2x1"),
+    "llama3-8b-v7x-8": _train("llama3-8b", 16, 4096, "v7x:2x2x1"),
+    "llama3-70b-v5e-256": _train("llama3-70b", 256, 4096, "v5e:16x16"),
+    "tiny-v5e-4": _train("tiny", 8, 128, "v5e:2x2"),
+    "tiny-cpu-8": _train("tiny", 8, 32, "cpu:8", "float32"),
+}
