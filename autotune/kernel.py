@@ -98,6 +98,9 @@ class Kernel(abc.ABC):
         problems: Named problems; the first is the default.
         sources: Modules whose text decides numerics or speed; hashed into `version`.
         platforms: JAX's names of those that its configs run on.
+        timeout_s: How long one config may take to compile, where the command line does not say.
+        cpu_devices: How many devices a CPU passes for where the kernel runs on one: more than one for a program that
+            is spread over a mesh.
     """
 
     name: ClassVar[str]
@@ -106,6 +109,8 @@ class Kernel(abc.ABC):
     problems: ClassVar[Mapping[str, Problem]]
     sources: ClassVar[Sequence[str]]
     platforms: ClassVar[Sequence[str]] = ("tpu",)
+    timeout_s: ClassVar[float] = 120.0
+    cpu_devices: ClassVar[int] = 1
 
     @abc.abstractmethod
     def space(self, problem: Any, chip: Chip) -> Space:
@@ -180,6 +185,22 @@ class Kernel(abc.ABC):
             jax.random.normal(key, spec.shape, jnp.float32).astype(spec.dtype)
             for key, spec in zip(keys, specs, strict=True)
         )
+
+    def target(self, problem: Any) -> str | None:
+        """The target that the problem itself names (``v5e``, ``cpu``); None where any will do."""
+        return None
+
+    def topology(self, problem: Any) -> str | None:
+        """libtpu's name of the devices that the program is spread over; None where it runs on one."""
+        return None
+
+    def compilable(self, problem: Any, config: Config | None, devices: Sequence[Any]) -> Compilable:
+        """What is compiled, and timed, of a kernel with a `topology`: the whole program on these devices.
+
+        Args:
+            config: None is the reference.
+        """
+        raise NotImplementedError(f"{self.name} runs on one device")
 
     def overwrites(self, problem: Any) -> tuple[int, ...]:
         """Which of `arguments` the function may overwrite (donated ones); the device engine restores them."""

@@ -50,7 +50,9 @@ class Outcome:
         time_ms: Predicted or measured time of one call, in milliseconds; None unless `status` is ok.
         compute_ms: Time the compute units would take alone.
         memory_ms: Time the HBM traffic would take alone.
-        bound: What holds the time up: "compute", "memory" or "overhead".
+        collective_ms: Time it waits for other devices; None of a program on one.
+        bound: What holds the time up: "compute", "memory", "overhead", or of a program on many devices "collectives"
+            or "host".
         source: Where the time came from.
         vmem_bytes: Scoped VMEM the compiler needed or was asked for, where it says so.
         hbm_bytes: Bytes moved to and from HBM in one call.
@@ -62,7 +64,8 @@ class Outcome:
         timer: How it was measured: "profiler" (device time) or "wall clock".
         first_call_ms: The first call after the compile, end to end.
         latency_ms: A later call, end to end: what the caller waits.
-        peak_bytes: Device memory that the program takes, by its compiler's account.
+        peak_bytes: Device memory that the program takes, by its compiler's account; also where there is not as much.
+        over_bytes: By how much that is too much, where the compiler refused it.
         process_peak_bytes: What the device counted as its process's peak by then, where it counts: of whichever program
             took most so far.
         predicted_ms: What had been predicted for it before it was measured.
@@ -75,6 +78,7 @@ class Outcome:
     time_ms: float | None = None
     compute_ms: float | None = None
     memory_ms: float | None = None
+    collective_ms: float | None = None
     bound: str | None = None
     source: Source | None = None
     vmem_bytes: int | None = None
@@ -87,6 +91,7 @@ class Outcome:
     first_call_ms: float | None = None
     latency_ms: float | None = None
     peak_bytes: int | None = None
+    over_bytes: int | None = None
     process_peak_bytes: int | None = None
     predicted_ms: float | None = None
     predicted_by: Source | None = None
@@ -136,8 +141,8 @@ class Outcome:
 
 
 _FIGURES = (
-    *("time_ms", "compute_ms", "memory_ms", "vmem_bytes", "hbm_bytes", "compile_s", "run_s", "repeats"),
-    *("first_call_ms", "latency_ms", "peak_bytes", "process_peak_bytes", "predicted_ms"),
+    *("time_ms", "compute_ms", "memory_ms", "collective_ms", "vmem_bytes", "hbm_bytes", "compile_s", "run_s"),
+    *("repeats", "first_call_ms", "latency_ms", "peak_bytes", "over_bytes", "process_peak_bytes", "predicted_ms"),
 )
 
 

@@ -43,6 +43,7 @@ def installed() -> dict[str, str]:
 
 @functools.cache
 def _schedule_hash() -> str:
-    folder = importlib.resources.files("autotune.engines.compiler").joinpath("schedule")
-    sources = sorted((file.name, file.read_bytes()) for file in folder.iterdir() if file.name.endswith(".py"))
+    compiler = importlib.resources.files("autotune.engines.compiler")
+    files = (file for room in ("schedule", "timeline") for file in compiler.joinpath(room).iterdir())
+    sources = sorted((file.name, file.read_bytes()) for file in files if file.name.endswith(".py"))
     return hashlib.sha256(repr(sources).encode()).hexdigest()[:8]

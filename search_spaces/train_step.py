@@ -46,6 +46,8 @@ class TrainStepKernel(Kernel):
     problem_type = TrainProblem
     problems = PROBLEMS
     platforms: ClassVar[Sequence[str]] = ("cpu", "tpu")
+    timeout_s = 600.0
+    cpu_devices = SMALL_DEVICES
     sources = (
         "kernels.train_step.layers",
         "kernels.train_step.loss",
@@ -157,6 +159,9 @@ class TrainStepKernel(Kernel):
         })  # fmt: skip
         fit = fitted(small.replace({"batch": 2 * SMALL_DEVICES * config["accumulate"]}), config)
         return [small.replace({"batch": 2 * fit["data"] * fit["fsdp"] * fit["accumulate"]})]
+
+    def target(self, problem: TrainProblem) -> str | None:
+        return problem.target
 
     def topology(self, problem: TrainProblem) -> str | None:
         """libtpu's name of the problem's devices; None where they are CPUs."""

@@ -12,7 +12,7 @@ from autotune import engines, files
 from autotune.chips import DEFAULT_TARGET, get_chip
 from autotune.cli.streams import print_json, reserved_stdout
 from autotune.engines._base import Task
-from autotune.errors import AutotuneError
+from autotune.errors import AutotuneError, UsageError
 from autotune.kernel import Kernel, get_kernel
 
 __all__ = [
@@ -35,12 +35,21 @@ def read_task(arguments: argparse.Namespace) -> Task:
     """
     kernel = load_kernel(arguments.kernel)
     problem = kernel.parse_problem(arguments.problem)
+    target = _target(kernel, problem, arguments.target)
     if not hasattr(arguments, "engine"):
-        return Task(kernel, problem, get_chip(arguments.target or DEFAULT_TARGET))
-    arguments.engine, chip = engines.choose(arguments.engine, arguments.target)
+        return Task(kernel, problem, get_chip(target or DEFAULT_TARGET))
+    arguments.engine, chip = engines.choose(arguments.engine, target)
     task = Task(kernel, problem, chip)
     engines.check_platform(task)
     return task
+
+
+def _target(kernel: Kernel, problem: Any, given: str | None) -> str | None:
+    """The target that the problem names, or else the one given on the command line."""
+    own = kernel.target(problem)
+    if own and given and get_chip(own) != get_chip(given):
+        raise UsageError(f"--target {given}: the problem is one for {own}; leave --target out, or change the problem")
+    return own or given
 
 
 def load_kernel(name: str) -> Kernel:

@@ -56,14 +56,14 @@ def check_platform(task: Task) -> None:
         raise UsageError(f"{kernel.name} runs on {one_of(kernel.platforms)}, not on a {platform}: {right}")
 
 
-def open_engine(name: str, task: Task, *, jobs: int, timeout_s: float) -> Engine:
+def open_engine(name: str, task: Task, *, jobs: int, timeout_s: float | None) -> Engine:
     """Starts the engine called `name`; close it, or use it in a ``with`` block.
 
     Args:
         name: "compiler", "device", or "auto" for what this machine has.
         task: What to work on.
         jobs: Evaluations in flight at once.
-        timeout_s: Limit for each evaluation, in seconds.
+        timeout_s: Limit for each evaluation, in seconds; None for the kernel's own.
 
     Raises:
         UnavailableError: Where there is no such engine on this machine.
@@ -71,6 +71,7 @@ def open_engine(name: str, task: Task, *, jobs: int, timeout_s: float) -> Engine
     if name not in NAMES:
         raise UsageError(f"unknown engine {name!r}: use auto, compiler or device")
     check_platform(task)
+    timeout_s = task.kernel.timeout_s if timeout_s is None else timeout_s
     if name == "device":
         from autotune.engines.device.engine import open_device_engine
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from autotune.chips import get_chip
@@ -32,28 +32,22 @@ def _made(kernel: str) -> Kernel:
     return made
 
 
-def compile_config(kernel: str, problem: Mapping[str, Any], target: str, config: Mapping[str, Any]) -> dict[str, Any]:
-    """The kernel with `config`, compiled for `target` and predicted."""
-    instance, parsed = open_kernel(kernel, problem)
-    estimate = instance.estimate_ms(parsed, config, get_chip(target))
-    return _compile(instance, parsed, target, instance.bind(parsed, config), estimate)
-
-
-def compile_reference(kernel: str, problem: Mapping[str, Any], target: str) -> dict[str, Any]:
-    """The reference as XLA compiles it for `target`, predicted by the same rules."""
-    instance, parsed = open_kernel(kernel, problem)
-    return _compile(instance, parsed, target, instance.reference(parsed), None)
-
-
-def _compile(
-    kernel: Kernel, problem: Any, target: str, function: Callable[..., Any], analytic_ms: float | None
+def compile_config(
+    kernel: str, problem: Mapping[str, Any], target: str, config: Mapping[str, Any] | None
 ) -> dict[str, Any]:
+    """The kernel with `config`, or where that is None the reference, compiled for `target` and predicted."""
+    instance, parsed = open_kernel(kernel, problem)
+    chip = get_chip(target)
+    estimate = None if config is None else instance.estimate_ms(parsed, config, chip)
+    figures = {"roofline_ms": instance.cost(parsed).roofline_ms(chip) or 0.0, "analytic_ms": estimate}
+    if topology := instance.topology(parsed):
+        from autotune.engines.compiler.spread import compile_spread
+
+        return compile_spread(instance, parsed, config, chip, topology, **figures).to_dict()
     from autotune.engines.compiler.toolchain import compile_for
 
-    chip = get_chip(target)
-    roofline_ms = kernel.cost(problem).roofline_ms(chip) or 0.0
-    outcome = compile_for(function, kernel.arguments(problem), chip, roofline_ms=roofline_ms, analytic_ms=analytic_ms)
-    return outcome.to_dict()
+    function = instance.reference(parsed) if config is None else instance.bind(parsed, config)
+    return compile_for(function, instance.arguments(parsed), chip, **figures).to_dict()
 
 
 def validate(kernel: str, problem: Mapping[str, Any], config: Mapping[str, Any], seed: int) -> dict[str, Any]:

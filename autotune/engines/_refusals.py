@@ -8,6 +8,7 @@ from autotune.chips import MIB
 from autotune.outcome import Outcome, Status
 
 _VMEM_NEEDED = re.compile(r"Scoped allocation with size ([\d.]+)([KMG])")
+_HBM_USED = re.compile(r"Used ([\d.]+)([KMG]) of ([\d.]+)([KMG]) hbm")
 _UNITS = {"K": 1024, "M": MIB, "G": 1024 * MIB}
 _MESSAGE_LIMIT = 2000
 
@@ -17,13 +18,20 @@ def classify_compile_error(text: str) -> Outcome:
     lowered = text.lower()
     if "scopedvmemoom" in lowered or "memory space vmem" in lowered or "scoped vmem limit" in lowered:
         needed = _VMEM_NEEDED.search(text)
-        vmem = int(float(needed[1]) * _UNITS[needed[2]]) if needed else None
+        vmem = _bytes(*needed.group(1, 2)) if needed else None
         return Outcome(Status.VMEM_OOM, vmem_bytes=vmem, message=text)
     if "hbmoom" in lowered or "out of memory on hbm" in lowered or "memory space hbm" in lowered:
-        return Outcome(Status.HBM_OOM, message=text)
+        used = _HBM_USED.search(text)
+        needed = _bytes(*used.group(1, 2)) if used else None
+        over = needed - _bytes(*used.group(3, 4)) if used and needed else None
+        return Outcome(Status.HBM_OOM, peak_bytes=needed, over_bytes=over, message=text)
     if "mosaic failed" in lowered or "e2001" in lowered or "e2002" in lowered or "e2003" in lowered:
         return Outcome(Status.LOWERING_ERROR, message=text)
     return Outcome(Status.COMPILE_ERROR, message=text)
+
+
+def _bytes(number: str, unit: str) -> int:
+    return int(float(number) * _UNITS[unit])
 
 
 def classify_run_error(text: str) -> Outcome:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autotune import versions
+from autotune.chips import GIB
 from autotune.engines._base import Task
 from autotune.errors import UsageError
 from autotune.outcome import Config, Outcome, Status
@@ -250,7 +251,9 @@ class TuningStudy:
             if outcome.ok:
                 self._study.tell(trial, outcome.time_ms)
             else:
-                trial.set_constraint(outcome.status.value, 1.0)
+                # How far off it is tells the sampler where to look; of most refusals only that they are.
+                over = outcome.over_bytes / GIB if outcome.over_bytes else 1.0
+                trial.set_constraint(outcome.status.value, over)
                 self._study.tell(trial, state=TrialState.PRUNED)
 
     def abandon(self, trial: Trial) -> None:

@@ -80,13 +80,9 @@ def _train(model: str, batch: int, seq_len: int, topology: str, dtype: str = "bf
 
 
 PROBLEMS: dict[str, TrainProblem] = {
-    "llama3-1b-v5e-16": _train("llama3-1b", 32, 2048, "v5e:4x4"),
-    "llama3-1b-v5e-4": _train("llama3-1b", 8, 2048, "v5e:2x2"),
-    "llama3-8b-v5e-16": _train("llama3-8b", 16, 4096, "v5e:4x4"),
-    "llama3-8b-v6e-8": _train("llama3-8b", 8, 4096, "v6e:2x4"),
-    "llama3-8b-v5p-4": _train("llama3-8b", 8, 4096, "v5p:2x2x1"),
-    "llama3-8b-v7x-8": _train("llama3-8b", 16, 4096, "v7x:2x2x1"),
-    "llama3-70b-v5e-256": _train("llama3-70b", 256, 4096, "v5e:16x16"),
-    "tiny-v5e-4": _train("tiny", 8, 128, "v5e:2x2"),
-    "tiny-cpu-8": _train("tiny", 8, 32, "cpu:8", "float32"),
+    "llama3-1b": _train("llama3-1b", 64, 4096, "v5e:4x4"),
+    "llama3-8b": _train("llama3-8b", 24, 8192, "v6e:2x4"),
+    "llama3-70b": _train("llama3-70b", 128, 8192, "v6e:8x8"),
+    "tiny": _train("tiny", 8, 128, "v5e:2x2"),
+    "tiny-cpu": _train("tiny", 16, 128, "cpu:8", "float32"),
 }

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from concurrent.futures import Future
-from typing import Any
 
 from autotune.engines._base import Engine, Task
 from autotune.engines._pool import JobError, JobTimeout, WorkerDied, WorkerPool
@@ -21,14 +19,16 @@ class CompilerEngine(PooledEngine):
     name = "compiler"
 
     def evaluate(self, config: Config) -> Future[Outcome]:
-        return self._submit("compile_config", {"config": dict(config)})
+        return self._submit(dict(config))
 
     def evaluate_reference(self) -> Future[Outcome]:
-        return self._submit("compile_reference", {})
+        return self._submit(None)
 
-    def _submit(self, job: str, arguments: Mapping[str, Any]) -> Future[Outcome]:
-        everything = {**self._identity, "target": self.task.chip.name, **arguments}
-        return self._outcome(self._pool.submit(f"autotune.engines._jobs:{job}", everything, timeout_s=self.timeout_s))
+    def _submit(self, config: Config | None) -> Future[Outcome]:
+        arguments = {**self._identity, "target": self.task.chip.name, "config": config}
+        return self._outcome(
+            self._pool.submit("autotune.engines._jobs:compile_config", arguments, timeout_s=self.timeout_s)
+        )
 
 
 class AnalyticEngine(PooledEngine):
@@ -70,12 +70,13 @@ def open_compiler_engine(task: Task, *, jobs: int, timeout_s: float, or_analytic
     Raises:
         UnavailableError: The compiler does not load, and nothing else was allowed.
     """
-    pool, reason = _start(jobs)
+    devices = task.kernel.cpu_devices
+    pool, reason = _start(jobs, devices)
     if pool is not None:
         return CompilerEngine(task, pool, jobs=jobs, timeout_s=timeout_s)
     if not or_analytic:
         raise UnavailableError(f"no TPU compiler: {reason}; --engine auto ranks by arithmetic alone")
-    pool = WorkerPool(jobs, warm_up="autotune.engines._jobs:import_jax", environment=validation_environment())
+    pool = WorkerPool(jobs, warm_up="autotune.engines._jobs:import_jax", environment=validation_environment(devices))
     return AnalyticEngine(task, pool, jobs=jobs, timeout_s=timeout_s, reason=reason)
 
 
@@ -87,11 +88,13 @@ def why_unusable() -> str | None:
     return reason or None
 
 
-def _start(jobs: int) -> tuple[WorkerPool | None, str]:
+def _start(jobs: int, cpu_devices: int = 1) -> tuple[WorkerPool | None, str]:
     """A pool whose first worker has compiled something; or None and why there is none."""
     if reason := why_unsupported():
         return None, reason
-    pool = WorkerPool(jobs, warm_up="autotune.engines.compiler.toolchain:warm_up", environment=worker_environment())
+    pool = WorkerPool(
+        jobs, warm_up="autotune.engines.compiler.toolchain:warm_up", environment=worker_environment(cpu_devices)
+    )
     try:
         pool.start().result()
         return pool, ""

@@ -14,20 +14,30 @@ _DUMP_FLAGS = (
 # Tried with libtpu 0.0.42.1 and 0.0.50.1.
 
 
-def validation_environment() -> dict[str, str]:
-    """What must be set before a worker loads jax, whatever it does."""
+def validation_environment(cpu_devices: int = 1) -> dict[str, str]:
+    """What must be set before a worker loads jax, whatever it does.
+
+    Args:
+        cpu_devices: How many devices the CPU is to pass for.
+    """
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={cpu_devices}".strip()
     return {
+        **({"XLA_FLAGS": flags} if cpu_devices > 1 else {}),
         "JAX_PLATFORMS": "cpu",
         # With a single thread, Pallas' interpreter waits for itself for ever on large arrays.
         "NPROC": str(max(2, os.cpu_count() or 2)),
     }
 
 
-def worker_environment() -> dict[str, str]:
-    """What must be set before a worker loads jax and libtpu: a device is never opened, only the compiler."""
+def worker_environment(cpu_devices: int = 1) -> dict[str, str]:
+    """What must be set before a worker loads jax and libtpu: a device is never opened, only the compiler.
+
+    Args:
+        cpu_devices: As of `validation_environment`.
+    """
     flags = os.environ.get("LIBTPU_INIT_ARGS", "")
     return {
-        **validation_environment(),
+        **validation_environment(cpu_devices),
         "TPU_SKIP_MDS_QUERY": "1",  # do not ask a cloud metadata server
         "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # several workers, no lock file
         "TPU_STDERR_LOG_LEVEL": "3",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from autotune.kernel import ArraySpec
 from autotune.outcome import Outcome, Source, Status
 
 _OVERHEAD_SHARE = 1.25  # beyond both bounds by this much, waits and step overheads hold the time up
-_POSSIBLE = 0.98  # of the roofline: chip figures and schedules are no more exact than that
+POSSIBLE = 0.98  # of the roofline: chip figures and schedules are no more exact than that
 _FOREIGN_NOTE = "without what other cores do (SparseCores, say): the program waits for them {} times"
 
 
@@ -33,10 +33,51 @@ def warm_up() -> dict[str, str]:
     return {"device_kind": device.device_kind}
 
 
-def target_device(chip: Chip) -> jax.Device:
-    """One device of a topology that exists only in the compiler."""
+def topology_devices(chip: Chip, topology: str) -> list[jax.Device]:
+    """The devices of a topology that exists only in the compiler."""
     options = {"chip_config_name": chip.chip_config} if chip.chip_config else {}
-    return topologies.get_topology_desc(platform="tpu", topology_name=chip.topology, **options).devices[0]
+    return topologies.get_topology_desc(platform="tpu", topology_name=topology, **options).devices
+
+
+def target_device(chip: Chip) -> jax.Device:
+    """One device of its smallest topology."""
+    return topology_devices(chip, chip.topology)[0]
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """What was compiled.
+
+    Attributes:
+        traced: The jaxpr it came from.
+        compiled: The executable.
+        seconds: All of it took.
+        dumps: The folder of the compiler's listings.
+    """
+
+    traced: Any
+    compiled: Any
+    seconds: float
+    dumps: Path
+
+
+def compile_program(jitted: Any, specs: Sequence[Any], options: Mapping[str, Any] | None = None) -> Program | Outcome:
+    """Compiles for the devices that the arguments' shardings name; the refusal where it does not work."""
+    dumps = Path(DUMP_FOLDER)
+    shutil.rmtree(dumps, ignore_errors=True)
+    dumps.mkdir()
+    started = time.monotonic()
+    try:
+        traced = jitted.trace(*specs)
+        lowered = traced.lower()
+    except Exception as error:  # whatever tracing raises is this config's own fault
+        return Outcome(Status.LOWERING_ERROR, message=text_of(error), compile_s=time.monotonic() - started)
+    try:
+        compiled = lowered.compile(compiler_options=dict(options or {}))
+    except Exception as error:
+        seconds = time.monotonic() - started
+        return dataclasses.replace(classify_compile_error(text_of(error)), compile_s=seconds)
+    return Program(traced, compiled, time.monotonic() - started, dumps)
 
 
 def compile_for(
@@ -54,27 +95,16 @@ def compile_for(
         analytic_ms: The time to give, with source `analytic`, where the program compiles but its schedule
             cannot be followed; None where only XLA's own estimate of its fusions may be given then.
     """
-    dumps = Path(DUMP_FOLDER)
-    shutil.rmtree(dumps, ignore_errors=True)
-    dumps.mkdir()
     sharding = jax.sharding.SingleDeviceSharding(target_device(chip))
     specs = [jax.ShapeDtypeStruct(spec.shape, spec.dtype, sharding=sharding) for spec in arguments]
-    started = time.monotonic()
+    program = compile_program(jax.jit(function), specs)
+    if isinstance(program, Outcome):
+        return program
+    seconds = program.seconds
     try:
-        traced = jax.jit(function).trace(*specs)
-        lowered = traced.lower()
-    except Exception as error:  # whatever tracing raises is this config's own fault
-        return Outcome(Status.LOWERING_ERROR, message=text_of(error), compile_s=time.monotonic() - started)
-    try:
-        compiled = lowered.compile()
-    except Exception as error:
-        seconds = time.monotonic() - started
-        return dataclasses.replace(classify_compile_error(text_of(error)), compile_s=seconds)
-    seconds = time.monotonic() - started
-    try:
-        calls = steered_calls(traced.jaxpr, [spec.example for spec in arguments])
-        timing = play_module(read_dumps(dumps), chip, calls)
-        if timing.time_ms < _POSSIBLE * roofline_ms:
+        calls = steered_calls(program.traced.jaxpr, [spec.example for spec in arguments])
+        timing = play_module(read_dumps(program.dumps), chip, calls)
+        if timing.time_ms < POSSIBLE * roofline_ms:
             raise UnresolvedError(f"the schedule seems to take {timing.time_ms:.4g} ms, below the roofline")
         return _predicted(timing, seconds)
     except UnresolvedError as error:
@@ -84,7 +114,7 @@ def compile_for(
     if analytic_ms is not None:
         note, source = f"an analytic figure, because {reason}", Source.ANALYTIC
         return Outcome(Status.OK, time_ms=analytic_ms, source=source, compile_s=seconds, message=note)
-    return _estimated_by_xla(compiled.as_text(), chip, roofline_ms, seconds, reason)
+    return _estimated_by_xla(program.compiled.as_text(), chip, roofline_ms, seconds, reason)
 
 
 def _estimated_by_xla(hlo: str, chip: Chip, roofline_ms: float, compile_s: float, reason: str) -> Outcome:

@@ -35,6 +35,7 @@ class DeviceEngine(PooledEngine):
 
     def __init__(self, task: Task, device: hardware.Attached, *, jobs: int, timeout_s: float) -> None:
         self._lock = hardware.reserve()
+        small = validation_environment(task.kernel.cpu_devices)
         count = min(jobs, device.count)
         pool = WorkerPool(
             count,
@@ -44,7 +45,7 @@ class DeviceEngine(PooledEngine):
             recycle_bytes=_RECYCLE_BYTES,
         )
         # Small problems are validated on the CPU, where Pallas' interpreter is.
-        validators = WorkerPool(1, warm_up="autotune.engines._jobs:import_jax", environment=validation_environment())
+        validators = WorkerPool(1, warm_up="autotune.engines._jobs:import_jax", environment=small)
         super().__init__(task, pool, jobs=count, timeout_s=timeout_s, validators=validators)
         self._threads = ThreadPoolExecutor(1)
         self._provenance |= {"device_kind": device.device_kind}

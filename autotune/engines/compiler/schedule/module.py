@@ -80,14 +80,14 @@ def play_module(dumps: Dumps, chip: Chip, calls: Sequence[PallasCall] = ()) -> T
     # The top level branches on what the runtime tells it (seeds, debugging), which costs nothing here.
     programs = {op: Program(parse_bundles(text), core, strict=op != TOP_LEVEL) for op, text in dumps.listings.items()}
     listed = set(programs)
-    programs = _with_equal_ops(programs, dumps.hlo)
+    programs = with_equal_ops(programs, dumps.hlo)
     known = known_operands(dumps.hlo, calls)
     timings = [_play_core(programs, listed, known, chip, index) for index in range(chip.cores)]
     slowest = max(timings, key=lambda timing: timing.time_ms)
     return dataclasses.replace(slowest, hbm_bytes=sum(timing.hbm_bytes for timing in timings))
 
 
-def _with_equal_ops(programs: Mapping[str, Program], hlo: str) -> dict[str, Program]:
+def with_equal_ops(programs: Mapping[str, Program], hlo: str) -> dict[str, Program]:
     """The programs, and those of ops that the compiler left out as equal to one that it listed."""
     texts = signatures(hlo)
     by_signature: dict[str, list[Program]] = defaultdict(list)

@@ -1,0 +1,8 @@
+"""The time of a program that runs on many devices: its scheduled HLO, op by op, with what runs beside them."""
+
+from autotune.engines.compiler.timeline.hlo import Module, parse
+from autotune.engines.compiler.timeline.interconnect import Interconnect
+from autotune.engines.compiler.timeline.ops import OpTimes
+from autotune.engines.compiler.timeline.walk import Timeline, walk
+
+__all__ = ["Interconnect", "Module", "OpTimes", "Timeline", "parse", "walk"]

@@ -1,0 +1,103 @@
+"""The links between a topology's chips, and what a collective takes over them.
+
+Bandwidths are the public figures of Cloud TPU's system pages and of "How to Scale Your Model" (one direction of one
+link). A dimension of the topology closes to a ring only where the whole of it is there: 16 chips on v5e and v6e, and
+cubes of four on v4, v5p and v7x.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections import Counter
+from collections.abc import Sequence
+
+from autotune.chips import Chip
+
+Coordinates = tuple[int, ...]
+
+# GB/s of one link in one direction, and the length from which on a dimension is a ring.
+_LINKS = {"v4": (45.0, 4), "v5e": (45.0, 16), "v5p": (90.0, 4), "v6e": (90.0, 16), "v7x": (90.0, 4)}
+# A collective reaches about nine tenths of that (the same book measures 8 to 10 % below), and a hop takes 1 µs.
+_EFFICIENCY = 0.9
+_HOP_US = 1.0
+# Between a chip and its host, GB/s in one direction: the book's figures, v4's and v7x's taken from their neighbours.
+HOST_GBPS = {"v4": 16.0, "v5e": 16.0, "v5p": 16.0, "v6e": 32.0, "v7x": 32.0}
+
+
+@dataclasses.dataclass(frozen=True)
+class Interconnect:
+    """The devices of one program, in the order of their partition numbers.
+
+    Attributes:
+        chip: Their kind.
+        coordinates: Of each device's chip. Two devices of one chip have the same.
+    """
+
+    chip: Chip
+    coordinates: Sequence[Coordinates]
+
+    @property
+    def _shape(self) -> tuple[int, ...]:
+        return tuple(1 + max(along) for along in zip(*self.coordinates, strict=True))
+
+    @property
+    def _bytes_per_us(self) -> float:
+        return _LINKS[self.chip.name][0] * 1e3 * _EFFICIENCY
+
+    def _is_ring(self, axis: int) -> bool:
+        return self._shape[axis] >= _LINKS[self.chip.name][1]
+
+    def gather_us(self, group: Sequence[int], nbytes: float) -> float:
+        """An all-gather to, or a reduce-scatter of, `nbytes` in all, within one of several equal groups.
+
+        All dimensions that the group spans carry a share of it at once. What a device is given comes over both links
+        of a dimension that is a ring, and over one at the end of a line.
+        """
+        if len(group) < 2:
+            return 0.0
+        places = [self.coordinates[device] for device in group]
+        links, hops = 0.0, 0
+        for axis in range(len(places[0])):
+            along = sorted({place[axis] for place in places})
+            if len(along) > 1:
+                whole = len(along) == self._shape[axis] and self._is_ring(axis)
+                links += 2.0 if whole else 1.0
+                hops += len(along) // 2 if whole else along[-1] - along[0]
+        received = nbytes * (len(group) - 1) / len(group)
+        if not links:  # Two devices of one chip: their link is faster than any between chips.
+            return _HOP_US + received / (2 * self._bytes_per_us)
+        return hops * _HOP_US + received / (links * self._bytes_per_us)
+
+    def reduce_us(self, group: Sequence[int], nbytes: float) -> float:
+        """An all-reduce of `nbytes`: a reduce-scatter, and an all-gather of what it leaves."""
+        return 2 * self.gather_us(group, nbytes)
+
+    def exchange_us(self, group: Sequence[int], nbytes: float) -> float:
+        """An all-to-all in which each device of a group gives away `nbytes` in all, in equal parts."""
+        pairs = [pair for pair in itertools.product(group, repeat=2) if pair[0] != pair[1]]
+        return self.permute_us(pairs, nbytes / len(group))
+
+    def permute_us(self, pairs: Sequence[tuple[int, int]], nbytes: float) -> float:
+        """`nbytes` from each first device to its second, all at once, along shortest paths, dimension by dimension."""
+        loads: Counter[tuple[Coordinates, Coordinates]] = Counter()
+        hops = 0
+        for source, target in pairs:
+            path = self._path(self.coordinates[source], self.coordinates[target])
+            loads.update(itertools.pairwise(path))
+            hops = max(hops, len(path) - 1)
+        busiest = max(loads.values(), default=0)
+        return hops * _HOP_US + busiest * nbytes / self._bytes_per_us
+
+    def _path(self, source: Coordinates, target: Coordinates) -> list[Coordinates]:
+        path = [source]
+        for axis, (start, end) in enumerate(zip(source, target, strict=True)):
+            length = self._shape[axis]
+            step = 1 if end >= start else -1
+            if self._is_ring(axis) and abs(end - start) > length - abs(end - start):
+                step = -step
+            place = start
+            while place != end:
+                place = (place + step) % length if self._is_ring(axis) else place + step
+                path.append((*path[-1][:axis], place, *path[-1][axis + 1 :]))
+        return path
