@@ -80,11 +80,13 @@ class Compilable:
     Attributes:
         function: Jitted, with shardings and donation.
         arguments: Pytrees of `jax.ShapeDtypeStruct` with shardings.
+        donated: Of these, the ones whose memory the results take.
         options: What ``.compile(compiler_options=...)`` takes.
     """
 
     function: Any
     arguments: tuple[Any, ...]
+    donated: tuple[int, ...] = ()
     options: Mapping[str, str | int | bool] = dataclasses.field(default_factory=dict)
 
 
@@ -190,16 +192,24 @@ class Kernel(abc.ABC):
         """The target that the problem itself names (``v5e``, ``cpu``); None where any will do."""
         return None
 
+    def devices(self, problem: Any) -> int:
+        """How many devices the program is spread over."""
+        return 1
+
     def topology(self, problem: Any) -> str | None:
-        """libtpu's name of the devices that the program is spread over; None where it runs on one."""
+        """libtpu's name of these devices; None of one device, or of devices that are no TPUs."""
         return None
 
     def compilable(self, problem: Any, config: Config | None, devices: Sequence[Any]) -> Compilable:
-        """What is compiled, and timed, of a kernel with a `topology`: the whole program on these devices.
+        """What is compiled and timed of a kernel that is spread over several devices: the whole program on these.
 
         Args:
             config: None is the reference.
         """
+        raise NotImplementedError(f"{self.name} runs on one device")
+
+    def program_inputs(self, problem: Any, seed: int) -> tuple[Any, ...]:
+        """Values for the arguments of `compilable`, unsharded."""
         raise NotImplementedError(f"{self.name} runs on one device")
 
     def overwrites(self, problem: Any) -> tuple[int, ...]:

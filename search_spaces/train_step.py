@@ -163,6 +163,9 @@ class TrainStepKernel(Kernel):
     def target(self, problem: TrainProblem) -> str | None:
         return problem.target
 
+    def devices(self, problem: TrainProblem) -> int:
+        return problem.devices
+
     def topology(self, problem: TrainProblem) -> str | None:
         """libtpu's name of the problem's devices; None where they are CPUs."""
         if problem.target == CPU:
@@ -178,7 +181,14 @@ class TrainStepKernel(Kernel):
         from kernels.train_step.step import train_step
 
         function, arguments = train_step(problem, config, devices)
-        return Compilable(function, arguments, {} if config is None else compiler_options(problem, config))
+        options = {} if config is None else compiler_options(problem, config)
+        return Compilable(function, arguments, donated=(0,), options=options)
+
+    def program_inputs(self, problem: TrainProblem, seed: int) -> tuple[Any, ...]:
+        """The initial state, and random tokens."""
+        from kernels.train_step.step import initial_state
+
+        return initial_state(problem, seed), self.make_inputs(problem, seed)[-1]
 
 
 def compiler_options(problem: TrainProblem, config: Config) -> dict[str, str | int | bool]:

@@ -14,15 +14,20 @@ _DUMP_FLAGS = (
 # Tried with libtpu 0.0.42.1 and 0.0.50.1.
 
 
+def many_cpus(count: int) -> dict[str, str]:
+    """What makes jax take the CPU for `count` devices; other devices do not heed it."""
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={count}"
+    return {"XLA_FLAGS": flags.strip()} if count > 1 else {}
+
+
 def validation_environment(cpu_devices: int = 1) -> dict[str, str]:
     """What must be set before a worker loads jax, whatever it does.
 
     Args:
         cpu_devices: How many devices the CPU is to pass for.
     """
-    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={cpu_devices}".strip()
     return {
-        **({"XLA_FLAGS": flags} if cpu_devices > 1 else {}),
+        **many_cpus(cpu_devices),
         "JAX_PLATFORMS": "cpu",
         # With a single thread, Pallas' interpreter waits for itself for ever on large arrays.
         "NPROC": str(max(2, os.cpu_count() or 2)),

@@ -10,7 +10,7 @@ from typing import Any
 from autotune.engines._base import Race, Task
 from autotune.engines._pool import Job, WorkerPool
 from autotune.engines._pooled import PooledEngine, no_verdict, typed
-from autotune.engines.compiler.support import validation_environment
+from autotune.engines.compiler.support import many_cpus, validation_environment
 from autotune.engines.device import hardware
 from autotune.errors import UsageError
 from autotune.outcome import Config, Outcome, Status
@@ -36,18 +36,21 @@ class DeviceEngine(PooledEngine):
     def __init__(self, task: Task, device: hardware.Attached, *, jobs: int, timeout_s: float) -> None:
         self._lock = hardware.reserve()
         small = validation_environment(task.kernel.cpu_devices)
-        count = min(jobs, device.count)
+        # A program for several devices has them all, in one process.
+        spread = task.kernel.devices(task.problem) > 1
+        count = 1 if spread else min(jobs, device.count)
         pool = WorkerPool(
             count,
             warm_up=hardware.DESCRIBE,
-            environment=hardware.environment(),
-            own=hardware.own_environments(count),
+            environment=hardware.environment() | many_cpus(task.kernel.cpu_devices),
+            own=[{}] if spread else hardware.own_environments(count),
             recycle_bytes=_RECYCLE_BYTES,
         )
         # Small problems are validated on the CPU, where Pallas' interpreter is.
         validators = WorkerPool(1, warm_up="autotune.engines._jobs:import_jax", environment=small)
         super().__init__(task, pool, jobs=count, timeout_s=timeout_s, validators=validators)
         self._threads = ThreadPoolExecutor(1)
+        self._spread = spread
         self._provenance |= {"device_kind": device.device_kind}
 
     def evaluate(self, config: Config) -> Future[Outcome]:
@@ -83,7 +86,7 @@ class DeviceEngine(PooledEngine):
     def _validate(self, config: Config, seed: int) -> Validation:
         """On small problems first: what is wrong there need not take the device's time."""
         small = super().validate(config, seed=seed).result()
-        if not small.ok:
+        if not small.ok or self._spread:  # Undivided, a model that needs a mesh fits nowhere: there is no reference.
             return small
         check = self._job("check", {**self._identity, "config": config, "seed": _CHECK_SEED + seed}, "check")
         check = dataclasses.replace(check, timeout_s=_CHECK_TIMEOUTS * self.timeout_s)

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from autotune.engines._refusals import classify_compile_error, classify_run_error, text_of
 from autotune.engines.device.hardware import memory_limit
-from autotune.kernel import Kernel
+from autotune.kernel import Compilable, Kernel
 from autotune.outcome import Config, Outcome, Status
 from autotune.render import memory
 from autotune.space import format_config
@@ -117,8 +117,13 @@ def input_sets(kernel: Kernel, problem: Any, seed: int) -> InputSets:
     key = (kernel.name, problem, seed)
     if key not in _inputs:
         _inputs.clear()  # before the next are made
-        nbytes = sum(spec.nbytes for spec in kernel.arguments(problem))
-        _inputs[key] = InputSets(lambda number: kernel.make_inputs(problem, number), seed, nbytes)
+        if kernel.devices(problem) == 1:
+            nbytes = sum(spec.nbytes for spec in kernel.arguments(problem))
+            _inputs[key] = InputSets(lambda number: kernel.make_inputs(problem, number), seed, nbytes)
+        else:
+            first = jax.tree.leaves(kernel.program_inputs(problem, seed))
+            nbytes = sum(leaf.nbytes for leaf in first)
+            _inputs[key] = InputSets(lambda n: tuple(jax.tree.leaves(kernel.program_inputs(problem, n))), seed, nbytes)
     return _inputs[key]
 
 
@@ -132,7 +137,7 @@ def load(kernel: Kernel, problem: Any, config: Config | None, seed: int) -> Prog
     """The compiled kernel, or its reference where `config` is None; or why there is none, as an outcome."""
     key = (kernel.name, problem, format_config(config) if config is not None else None)
     if key not in _programs:
-        compiled = _compile(kernel, problem, config)
+        compiled = _compile(_form(kernel, problem, config))
         if isinstance(compiled, Outcome):
             return compiled
         _programs[key] = compiled
@@ -145,23 +150,45 @@ def load(kernel: Kernel, problem: Any, config: Config | None, seed: int) -> Prog
         return classify_run_error(f"its inputs cannot be made: {text_of(error)}")
 
 
-def _compile(kernel: Kernel, problem: Any, config: Config | None) -> Callable[[InputSets], Program] | Outcome:
+def _form(kernel: Kernel, problem: Any, config: Config | None) -> Callable[[], Compilable]:
+    """What is to be compiled, with flat arguments; building it may raise whatever the kernel raises."""
+
+    def on_one() -> Compilable:
+        function = kernel.reference(problem) if config is None else kernel.bind(problem, config)
+        specs = tuple(jax.ShapeDtypeStruct(spec.shape, spec.dtype) for spec in kernel.arguments(problem))
+        return Compilable(function, specs, tuple(kernel.overwrites(problem)) if config is not None else ())
+
+    def on_many() -> Compilable:
+        count = kernel.devices(problem)
+        if len(jax.devices()) < count:
+            raise ValueError(f"the problem is one for {count} devices, and there are {len(jax.devices())}")
+        form = kernel.compilable(problem, config, jax.devices()[:count])
+        leaves, structure = jax.tree.flatten(form.arguments)
+        sizes = [len(jax.tree.leaves(argument)) for argument in form.arguments]
+        owner = [place for place, size in enumerate(sizes) for _ in range(size)]
+        donated = tuple(leaf for leaf, place in enumerate(owner) if place in form.donated)
+        return Compilable(
+            lambda *flat: form.function(*jax.tree.unflatten(structure, flat)), tuple(leaves), donated, form.options
+        )
+
+    return on_one if kernel.devices(problem) == 1 else on_many
+
+
+def _compile(build: Callable[[], Compilable]) -> Callable[[InputSets], Program] | Outcome:
     started = time.monotonic()
-    overwrites = tuple(kernel.overwrites(problem)) if config is not None else ()
     name = f"autotune_{next(_numbers)}"
     try:
-        function = kernel.reference(problem) if config is None else kernel.bind(problem, config)
+        form = build()
 
         def named(*arguments: Any) -> Any:
-            return function(*arguments)
+            return form.function(*arguments)
 
         named.__name__ = name
-        specs = [jax.ShapeDtypeStruct(spec.shape, spec.dtype) for spec in kernel.arguments(problem)]
-        lowered = jax.jit(named, donate_argnums=overwrites).lower(*specs)
+        lowered = jax.jit(named, donate_argnums=form.donated).lower(*form.arguments)
     except Exception as error:  # whatever tracing raises is this config's own fault
         return Outcome(Status.LOWERING_ERROR, message=text_of(error), compile_s=time.monotonic() - started)
     try:
-        compiled = lowered.compile()
+        compiled = lowered.compile(compiler_options=dict(form.options))
     except Exception as error:
         refusal = classify_compile_error(text_of(error))
         return dataclasses.replace(refusal, compile_s=time.monotonic() - started)
@@ -170,7 +197,7 @@ def _compile(kernel: Kernel, problem: Any, config: Config | None) -> Callable[[I
     if too_large := _too_large(peak_bytes):
         return dataclasses.replace(too_large, compile_s=compile_s, peak_bytes=peak_bytes)
     formats = tuple(compiled.input_formats[0])
-    return lambda inputs: Program(name, compiled, inputs, overwrites, compile_s, peak_bytes, formats)
+    return lambda inputs: Program(name, compiled, inputs, form.donated, compile_s, peak_bytes, formats)
 
 
 def program_bytes(compiled: Any) -> int | None:
