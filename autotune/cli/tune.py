@@ -209,6 +209,9 @@ def _facts(result: TuneResult) -> list[tuple[str, str]]:
     if validation is not None and validation.max_rel_error is not None:
         held = f", tolerance {validation.tolerance:.1e}" if validation.tolerance is not None else ""
         facts.append(("validated", f"relative error {validation.max_rel_error:.1e}{held}"))
+    if result.needed_bytes:
+        few, many = (render.memory(of) for of in (min(result.needed_bytes), max(result.needed_bytes)))
+        facts.append(("hbm_oom", f"{len(result.needed_bytes)} configs, which need {few} to {many}"))
     for record in result.rejected:
         facts.append((record.status.value, f"{format_config(record.config)} was faster and is not used"))
     kept = " (one as good or better was there and stays)" if result.kept else ""
@@ -217,7 +220,11 @@ def _facts(result: TuneResult) -> list[tuple[str, str]]:
 
 
 def _parts(outcome: Outcome) -> list[tuple[str, float | None]]:
-    return [("compute", outcome.compute_ms), ("memory", outcome.memory_ms)]
+    return [
+        ("compute", outcome.compute_ms),
+        ("memory", outcome.memory_ms),
+        ("waiting for collectives", outcome.collective_ms),
+    ]
 
 
 def _time(outcome: Outcome | None) -> str:

@@ -12,7 +12,16 @@ import pandas as pd
 from autotune import render
 from autotune.foresight import agreement
 from autotune.presets import Preset
-from autotune.report.frames import pairs, presets_frame, progress_frame, status_frame, target_of, top_frame
+from autotune.report.frames import (
+    memory_frame,
+    pairs,
+    presets_frame,
+    progress_frame,
+    refused_frame,
+    status_frame,
+    target_of,
+    top_frame,
+)
 from autotune.search.study import load_records
 from autotune.search.trials import TrialRecord
 
@@ -45,11 +54,23 @@ def build(results: Path, kernel: str, presets: Sequence[Preset]) -> list[Part]:
             Part(status_frame(records)),
             Part("Fastest configs", 3),
             Part(_formatted(top_frame(records))),
+            *_memory(records),
             *_finals(preset),
             *_foresight(records),
             Part("Best so far", 3),
             Part(_formatted(progress_frame(records))),
         ]
+    return parts
+
+
+def _memory(records: Sequence[TrialRecord]) -> list[Part]:
+    """What less memory costs in time, and what did not fit; nothing where memory was never short of anything."""
+    front, refused = memory_frame(records), refused_frame(records)
+    parts = []
+    if len(front) > 1:
+        parts += [Part("Time against memory", 3), Part(_formatted(front))]
+    if len(refused):
+        parts += [Part("Out of memory", 3), Part(refused)]
     return parts
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pandas as pd
 
+from autotune import render
 from autotune.chips import CHIPS
 from autotune.outcome import Status
 from autotune.presets import Preset
@@ -53,6 +54,41 @@ def progress_frame(records: Sequence[TrialRecord]) -> pd.DataFrame:
         if usable and (not rows or time_ms < rows[-1]["best_ms"]):
             rows.append({"trial": record.number, "best_ms": time_ms})
     return pd.DataFrame(rows)
+
+
+def memory_frame(records: Sequence[TrialRecord]) -> pd.DataFrame:
+    """The front of time against memory: each takes less of it than every faster one. Empty where none is known."""
+    rows: list[dict[str, Any]] = []
+    least: int | None = None
+    for record in fastest_first(records):
+        taken = record.outcome.peak_bytes
+        if taken is not None and (least is None or taken < least):
+            least = taken
+            rows.append(
+                {
+                    "trial": record.number,
+                    "time_ms": record.outcome.time_ms,
+                    "memory": render.memory(taken),
+                    "config": format_config(record.config),
+                }
+            )
+    return pd.DataFrame(rows)
+
+
+def refused_frame(records: Sequence[TrialRecord]) -> pd.DataFrame:
+    """Configs that the device's memory cannot hold, the nearest first: what they need, where the compiler says so."""
+    refused = [r for r in records if r.outcome.status is Status.HBM_OOM and r.outcome.over_bytes is not None]
+    return pd.DataFrame(
+        [
+            {
+                "trial": record.number,
+                "needs": render.memory(record.outcome.peak_bytes or 0),
+                "too much by": render.memory(record.outcome.over_bytes or 0),
+                "config": format_config(record.config),
+            }
+            for record in sorted(refused, key=lambda record: record.outcome.over_bytes or 0)
+        ]
+    )
 
 
 def _row(preset: Preset) -> dict[str, Any]:

@@ -34,6 +34,7 @@ class TuneResult:
         study: The study's name.
         preset: The preset's file, where this result is the one kept there.
         kept: A better preset that was there before and stays; then `preset` names its file too.
+        needed_bytes: Of each config that did not fit the device's memory, what it needs, where the compiler says so.
         gave_up: Validation refused so many configs in a row that no more were tried.
         messages: Of each status but ok, the first message.
         final: What the finals showed, where times are measured.
@@ -54,6 +55,7 @@ class TuneResult:
     study: str
     preset: Path | None = None
     kept: bool = False
+    needed_bytes: tuple[int, ...] = ()
     gave_up: bool = False
     messages: Mapping[str, str] = dataclasses.field(default_factory=dict)
     final: Final | None = None
@@ -95,6 +97,8 @@ class TuneResult:
                 "source": outcome.source,
                 "measured": outcome.measured,
                 "roofline_ms": self.roofline_ms,
+                **({"peak_bytes": outcome.peak_bytes} if outcome.peak_bytes is not None else {}),
+                **({"collective_ms": outcome.collective_ms} if outcome.collective_ms is not None else {}),
             } | ({"interval_ms": outcome.interval_ms, "timer": outcome.timer} if outcome.measured else {})
         return {
             "kernel": self.task.kernel.name,
@@ -111,6 +115,7 @@ class TuneResult:
             "study": self.study,
             "preset": str(self.preset) if self.preset else None,
             "messages": dict(self.messages),
+            **({"hbm_needed_bytes": sorted(self.needed_bytes)} if self.needed_bytes else {}),
         }
 
     def _measured(self) -> dict[str, Any]:

@@ -132,6 +132,7 @@ def tune(
         seconds=time.monotonic() - started,
         stopped_because=reason,
         study=study.name,
+        needed_bytes=tuple(r.outcome.peak_bytes for r in records if r.outcome.over_bytes and r.outcome.peak_bytes),
         gave_up=choice.gave_up,
         messages=reasons(records),
         final=final,
