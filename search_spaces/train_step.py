@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -204,17 +205,14 @@ def compiler_options(problem: TrainProblem, config: Config) -> dict[str, str | i
 def fitted(problem: TrainProblem, config: Config) -> dict[str, Any]:
     """`config`, made to fit a smaller problem and its devices; one that fits already stays as it is.
 
-    The largest axis of the mesh is halved until they are few enough and the model divides (an axis above one stays so
-    while another can be halved); groups of layers become as long as the layers allow; micro-batches as many as the
-    batch has.
+    Of all meshes whose axes divide the config's, and which the devices, the model and the batch allow, it takes the one
+    with the most axes above one, then the most devices, then the shortest longest axis. Groups of layers become as long
+    as the layers allow; micro-batches as many as the batch has.
     """
-    axes = {axis: config[axis] for axis in AXES}
-    while not _fits(problem, config, axes):
-        shrinkable = [axis for axis in AXES if axes[axis] > 2] or [axis for axis in AXES if axes[axis] > 1]
-        if too_many := [axis for axis in shrinkable if not _divides(problem, config, {**_ONES, axis: axes[axis]})]:
-            shrinkable = too_many
-        axis = max(shrinkable, key=lambda axis: (axes[axis], axis == "fsdp"))
-        axes[axis] = max(d for d in range(1, axes[axis] // 2 + 1) if axes[axis] % d == 0)
+    shapes = itertools.product(*(_divisors(config[axis], problem.devices) for axis in AXES))
+    fits = [axes for axes in shapes if math.prod(axes) <= problem.devices and _divides(problem, config, axes)]
+    best = max(fits, key=lambda axes: (sum(size > 1 for size in axes), math.prod(axes), -max(axes), axes))
+    axes = dict(zip(AXES, best, strict=True))
     shares = problem.batch // (axes["data"] * axes["fsdp"])
     return {
         **config,
@@ -224,15 +222,13 @@ def fitted(problem: TrainProblem, config: Config) -> dict[str, Any]:
     }
 
 
-_ONES = dict.fromkeys(AXES, 1)
+def _divisors(size: int, most: int) -> list[int]:
+    return [n for n in range(1, min(size, most) + 1) if size % n == 0]
 
 
-def _fits(problem: TrainProblem, config: Config, axes: Config) -> bool:
-    return math.prod(axes.values()) <= problem.devices and _divides(problem, config, axes)
-
-
-def _divides(problem: TrainProblem, config: Config, axes: Config) -> bool:
-    return not any(True for _, holds in _divisions(problem) if not holds({**config, **axes}))
+def _divides(problem: TrainProblem, config: Config, axes: Sequence[int]) -> bool:
+    meshed = {**config, **dict(zip(AXES, axes, strict=True))}
+    return all(holds(meshed) for _, holds in _divisions(problem))
 
 
 def _divisions(problem: TrainProblem) -> Iterator[tuple[str, Callable[[Config], bool]]]:
@@ -260,7 +256,7 @@ def _divisions(problem: TrainProblem) -> Iterator[tuple[str, Callable[[Config], 
 
 
 def _params(problem: TrainProblem, chip: Chip) -> list[Param]:
-    divisors = [n for n in range(1, problem.devices + 1) if problem.devices % n == 0]
+    divisors = _divisors(problem.devices, problem.devices)
     axes = model.default_axes(problem)
     shape = problem.shape
 

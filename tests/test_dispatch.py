@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import jax
 import pytest
 
 from autotune import presets
 from autotune.chips import get_chip
+from autotune.engines.compiler.support import why_unsupported, worker_environment
 from autotune.kernel import get_kernel
 from autotune.problem import Problem
 from kernels import _dispatch
@@ -55,3 +60,36 @@ def test_a_preset_that_was_measured_on_another_machine_is_warned_of(tmp_path, mo
     monkeypatch.setenv("AUTOTUNE_PRESETS", str(tmp_path / "presets"))
     with pytest.warns(presets.PresetWarning, match="measured on another machine, Another CPU, 96 cores"):
         assert presets.lookup("chunked_attention", problem, device_kind="cpu") == preset.config
+
+
+@pytest.mark.skipif(why_unsupported() is not None, reason="no TPU compiler here")
+def test_in_a_shard_map_the_chip_is_its_meshs_forward_and_backward():
+    """Also where that is devices of a compiler only: their presets are taken, not this machine's."""
+    done = subprocess.run(
+        [sys.executable, "-c", MESH], env={**os.environ, **worker_environment(), "LIBTPU_INIT_ARGS": ""},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.split() == ["None", "v6e", "v6e", "None"]
+
+
+MESH = """
+import jax
+from jax.experimental import topologies
+from jax.sharding import PartitionSpec as P
+from kernels._dispatch import attached_chip
+
+def say(x):
+    print(getattr(attached_chip(), "name", None))
+    return x
+
+op = jax.custom_vjp(lambda x: x)
+op.defvjp(lambda x: (say(x), None), lambda _, grad: (say(grad),))
+devices = topologies.get_topology_desc(platform="tpu", topology_name="v6e:2x2").devices
+mesh = jax.sharding.Mesh(devices, ("x",))
+sharded = jax.shard_map(op, mesh=mesh, in_specs=P("x"), out_specs=P("x"))
+spec = jax.ShapeDtypeStruct((8, 128), "float32", sharding=jax.sharding.NamedSharding(mesh, P("x")))
+say(0)
+jax.jit(jax.grad(lambda x: sharded(x).sum())).lower(spec).compile()
+say(0)
+"""

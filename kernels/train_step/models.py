@@ -53,8 +53,8 @@ class TransformerShape:
 
 # Sizes: each model's public config.json (Llama 3.2 1B; Llama 3.1 8B and 70B). `tiny` is for tests and CPUs.
 TRANSFORMERS: dict[str, TransformerShape] = {
-    "tiny": TransformerShape(64, 4, 4, 2, 16, 128, 256),
-    "tiny-tied": TransformerShape(64, 4, 4, 2, 16, 128, 256, tied=True),
+    "tiny": TransformerShape(64, 4, 8, 4, 16, 128, 256),
+    "tiny-tied": TransformerShape(64, 4, 8, 4, 16, 128, 256, tied=True),
     "llama3-1b": TransformerShape(2048, 16, 32, 8, 64, 8192, 128256, tied=True),
     "llama3-8b": TransformerShape(4096, 32, 32, 8, 128, 14336, 128256),
     "llama3-70b": TransformerShape(8192, 80, 64, 8, 128, 28672, 128256),
