@@ -26,7 +26,8 @@ from tests.conftest import ROOT
 
 KERNEL = get_kernel("train_step")
 needs_compiler = pytest.mark.skipif(why_unsupported() is not None, reason="no TPU compiler here")
-PROBLEM = "llama3-1b-v5e-16"
+PROBLEM = "llama3-1b"
+EIGHT = "llama3-8b,topology=v5e:4x4,batch=16,seq_len=4096"
 
 
 def config_of(problem: str = PROBLEM, **changes) -> dict:
@@ -55,9 +56,9 @@ def verdicts(jobs: list[dict]) -> list[dict]:
 CASES = [
     {"config": config_of()},
     {
-        "problem": "llama3-8b-v6e-8",
+        "problem": "llama3-8b",
         "config": config_of(
-            "llama3-8b-v6e-8", data=1, fsdp=2, tensor=2, sequence=2, scan_group=2, norm="kernel", mlp="kernel",
+            "llama3-8b", data=1, fsdp=2, tensor=2, sequence=2, scan_group=2, norm="kernel", mlp="kernel",
             **POLICIES["minimal_offloaded"], 
         ),
     },
@@ -153,7 +154,7 @@ def test_default_is_valid_and_is_what_an_empty_config_says(name):
         ({"fsdp": 1, "sequence": 4, "tensor": 4}, "exchanged for heads"),
         ({"fsdp": 1, "sequence": 4, "tensor": 4, "attention": "xla"}, None),
         ({"fsdp": 8, "tensor": 2, "loss": "kernel"}, "whole vocabulary"),
-        ({"accumulate": 4}, "each device's share"),
+        ({"accumulate": 8}, "each device's share"),
         ({"scan_group": 3}, "16 layers"),
         ({"scoped_vmem_mib": 128}, "less than the VMEM of v5e"),
         ({"data": 0}, "at least 1"),
@@ -185,11 +186,11 @@ def test_problems_that_are_none_are_refused(fields, says):
 
 
 def test_devices_and_topologies():
-    problem = PROBLEMS["llama3-8b-v7x-8"]
+    problem = KERNEL.parse_problem("llama3-8b,topology=v7x:2x2x1")
     assert (problem.target, problem.devices, KERNEL.topology(problem)) == ("v7x", 8, "tpu7x:2x2x1")
-    cpu = PROBLEMS["tiny-cpu-8"]
+    cpu = PROBLEMS["tiny-cpu"]
     assert (cpu.target, cpu.devices, KERNEL.topology(cpu)) == ("cpu", 8, None)
-    assert compiler_options(cpu, config_of("tiny-cpu-8")) == {}
+    assert compiler_options(cpu, config_of("tiny-cpu")) == {}
 
 
 @pytest.mark.parametrize(("name", "billions"), [("llama3-1b", 1.236), ("llama3-8b", 8.030), ("llama3-70b", 70.55)])
@@ -202,17 +203,17 @@ def test_models_have_the_published_numbers_of_parameters(name, billions):
 
 
 def test_estimate_prefers_what_fits_and_less_work():
-    problem, chip = PROBLEMS["llama3-8b-v5e-16"], CHIPS["v5e"]
+    problem, chip = KERNEL.parse_problem(EIGHT), CHIPS["v5e"]
 
     def estimate(**changes) -> float:
-        return KERNEL.estimate_ms(problem, config_of("llama3-8b-v5e-16", **changes), chip)
+        return KERNEL.estimate_ms(problem, config_of(EIGHT, **changes), chip)
 
-    everything = config_of("llama3-8b-v5e-16", **POLICIES["minimal"])
+    everything = config_of(EIGHT, **POLICIES["minimal"])
     assert model.peak_bytes(problem, everything) > chip.hbm_bytes
     assert estimate(**POLICIES["minimal"]) > 3 * estimate()
     assert estimate(async_collectives=False) > estimate()
     assert estimate(attention="xla") > estimate()
-    flops = [sum(model.step_flops(problem, config_of("llama3-8b-v5e-16", **remat))) for remat in POLICIES.values()]
+    flops = [sum(model.step_flops(problem, config_of(EIGHT, **remat))) for remat in POLICIES.values()]
     assert flops == sorted(flops, reverse=True)
 
 
@@ -254,9 +255,9 @@ def compiled(jobs: list[tuple[str, dict | None]], **shape: int) -> list[dict]:
 @needs_compiler
 def test_programs_compile_for_devices_that_are_not_there():
     """Kernels are kernels there, parameters are shared, the state is donated, and any option is known."""
-    fields = "tiny-v5e-4,topology=v5e:4x4,batch=16"
+    fields = "tiny,topology=v5e:4x4,batch=16"
     config = config_of(fields, scoped_vmem_mib=32, async_collectives=False, norm="kernel", loss="kernel")
-    jobs = [(fields, config), ("tiny-v5e-4", config_of("tiny-v5e-4", data=1, fsdp=2, tensor=2)), ("tiny-v5e-4", None)]
+    jobs = [(fields, config), ("tiny", config_of("tiny", data=1, fsdp=2, tensor=2)), ("tiny", None)]
     first, second, plain = compiled(jobs)
     assert (first["devices"], second["devices"], plain["kernels"]) == (16, 4, 0)
     assert first["kernels"] > second["kernels"] >= 2
@@ -268,7 +269,7 @@ def test_programs_compile_for_devices_that_are_not_there():
 @pytest.mark.slow
 def test_the_less_is_computed_again_the_more_is_kept():
     """Along the named policies operations fall and memory rises; what is offloaded lies on the host."""
-    fields = "tiny-v5e-4,seq_len=1024,batch=16"
+    fields = "tiny,seq_len=1024,batch=16"
     shape = {"width": 512, "mlp": 2048, "heads": 8, "kv_heads": 4, "head_dim": 128}
     on_device = [name for name, remat in POLICIES.items() if "offload" not in remat.values()]
     jobs = [(fields, config_of(fields, scan_layers=False, **POLICIES[name])) for name in on_device]
