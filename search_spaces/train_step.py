@@ -37,6 +37,7 @@ ASYNC_OPTIONS = (
     "xla_enable_async_all_gather",
     "xla_enable_async_collective_permute",
 )
+WINDOWED_EINSUM = "xla_jf_spmd_threshold_for_windowed_einsum_mib"
 
 
 class TrainStepKernel(Kernel):
@@ -139,6 +140,7 @@ class TrainStepKernel(Kernel):
             "loss": "chunked",
             "scoped_vmem_mib": 0,
             "async_collectives": True,
+            "collective_matmul": True,
         }
 
     def cost(self, problem: TrainProblem) -> Cost:
@@ -197,6 +199,8 @@ def compiler_options(problem: TrainProblem, config: Config) -> dict[str, str | i
     if problem.target == CPU:
         return {}
     options: dict[str, str | int | bool] = dict.fromkeys(ASYNC_OPTIONS, config["async_collectives"])
+    if not config["collective_matmul"]:
+        options[WINDOWED_EINSUM] = 1_000_000  # MiB from which on it does
     if config["scoped_vmem_mib"]:
         options["xla_tpu_scoped_vmem_limit_kib"] = 1024 * config["scoped_vmem_mib"]
     return options
@@ -292,6 +296,7 @@ def _params(problem: TrainProblem, chip: Chip) -> list[Param]:
         Param("loss", ("chunked", "kernel", "xla"), "logits of some tokens at a time, none, or all at once", "chunked"),
         Param("scoped_vmem_mib", (0, *vmem), "VMEM that one fusion may use; 0 is the compiler's default", 0),
         Param("async_collectives", (True, False), "whether collectives run beside compute", True),
+        Param("collective_matmul", (True, False), "whether XLA may make loops of gathers and their products", True),
     ]
 
 

@@ -8,9 +8,11 @@ __all__, __getattr__, __dir__ = exported(
     __name__,
     {
         "PROBLEMS": "problem",
+        "Plan": "plans",
         "TrainProblem": "problem",
         "initial_state": "step",
         "loss_and_gradients": "step",
+        "plan": "plans",
         "train_step": "step",
     },
 )
