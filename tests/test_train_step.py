@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 
+import jax
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -199,6 +200,13 @@ def test_models_have_the_published_numbers_of_parameters(name, billions):
     count = sum(math.prod(spec.shape) for spec in arguments[:-1])
     assert count == problem.shape.parameters == pytest.approx(billions * 1e9, rel=1e-3)
     assert arguments[-1].shape == (1, 129)
+
+
+def test_a_mesh_that_is_larger_than_the_machine_says_what_to_do():
+    problem = PROBLEMS["tiny-cpu-8"]
+    many = config_of("tiny-cpu-8", data=1, fsdp=8 * len(jax.devices()))
+    with pytest.raises(UsageError, match="set XLA_FLAGS=--xla_force_host_platform_device_count="):
+        KERNEL.compilable(problem, many, jax.devices())
 
 
 def test_estimate_prefers_what_fits_and_less_work():
