@@ -25,15 +25,17 @@ def mean_loss(layers: Layers, hidden: jax.Array, w: jax.Array, labels: jax.Array
     Args:
         layers: The mesh, and whether to interpret.
         hidden: ``[batch, length, width]``.
-        w: ``[width, vocab]``, of `hidden`'s dtype, shared over ``tensor`` at most; ``[vocab, width]`` if `tied`.
+        w: The parameter ``head``, ``[width, vocab]``; ``embed``, ``[vocab, width]``, if `tied`.
         labels: ``[batch, length]`` int32.
         tied: See w.
         how: ``xla``: the logits of all tokens; ``chunked``: of some at a time, computed again for the gradients;
             ``kernel``: none (`kernels.cross_entropy`), which takes a whole vocabulary.
     """
     meshed = layers.mesh is not None
+    w, spec, gather = layers.placed("embed" if tied else "head", w)
 
     def own_tokens(hidden: jax.Array, w: jax.Array, labels: jax.Array) -> jax.Array:
+        w = gather(w)
         if how == "kernel":
             total = jnp.sum(cross_entropy(hidden, w, labels, tied=tied, interpret=layers.interpret))
             total = jax.lax.psum(total, "tensor") if meshed else total  # of one device: it takes the whole vocabulary
@@ -41,8 +43,7 @@ def mean_loss(layers: Layers, hidden: jax.Array, w: jax.Array, labels: jax.Array
             total = _sum_of_losses(hidden, w, labels, tied=tied, chunked=how == "chunked", meshed=meshed)
         return jax.lax.psum(total, (*BATCH, "sequence")) if meshed else total
 
-    weight_spec = P("tensor", None) if tied else P(None, "tensor")
-    total = layers.sharded(own_tokens, (HIDDEN, weight_spec, P(BATCH, "sequence")), P())(hidden, w, labels)
+    total = layers.sharded(own_tokens, (HIDDEN, spec, P(BATCH, "sequence")), P())(hidden, w, labels)
     return total / labels.size
 
 

@@ -57,8 +57,7 @@ def loss_and_gradients(
 
     def loss(parameters: Tree, tokens: jax.Array) -> jax.Array:
         hidden = hidden_states(parameters, tokens[:, :-1], shape, layers, chosen)
-        name = "embed" if shape.tied else "head"
-        w = layers.weight(name, parameters[name])
+        w = parameters["embed" if shape.tied else "head"]
         return mean_loss(layers, hidden, w, tokens[:, 1:], tied=shape.tied, how=chosen["loss"])
 
     def scattered(gradients: Tree) -> Tree:

@@ -54,9 +54,8 @@ class Block(nnx.Module):
         batch, heads, length, head_dim = context.shape
         context = context.transpose(0, 2, 1, 3).reshape(batch, length, heads * head_dim)
         x = x + checkpoint_name(layers.constrain(layers.dot(context, weights["wo"]), HIDDEN), "out_proj")
-        weights = {name: layers.weight(name, getattr(self, name)[...]) for name in ("w_gate", "w_up", "w_down")}
-        gated = layers.gated(layers.normed(x, self.mlp_norm[...]), weights["w_gate"], weights["w_up"])
-        out = layers.constrain(layers.dot(gated, weights["w_down"]), HIDDEN)
+        gated = layers.gated(layers.normed(x, self.mlp_norm[...]), self.w_gate[...], self.w_up[...])
+        out = layers.constrain(layers.dot(gated, layers.weight("w_down", self.w_down[...])), HIDDEN)
         return layers.constrain(x + checkpoint_name(out, "mlp_out"), HIDDEN)
 
     def _heads(self, x: jax.Array, layers: Layers) -> jax.Array:
@@ -102,7 +101,7 @@ def hidden_states(
     Args:
         config: ``scan_layers``, ``scan_group`` and ``remat_*``; without the last everything is kept.
     """
-    x = layers.embedded(layers.weight("embed", parameters["embed"]), tokens)
+    x = layers.embedded(parameters["embed"], tokens)
     rotation = rotations(tokens.shape[1], shape)
     graph = nnx.graphdef(nnx.eval_shape(lambda: Block(shape, rngs=nnx.Rngs(0))))
     scanned, group = config["scan_layers"], config["scan_group"]
