@@ -9,7 +9,6 @@ from autotune.kernel import Cost
 from autotune.outcome import Config
 from autotune.problem import DTYPE_BYTES
 from kernels._tpu_model import LANES, round_up
-from kernels.train_step.models import LOGITS_BYTES
 from kernels.train_step.problem import TrainProblem
 from kernels.train_step.remat import CHOSEN, OFFLOAD, RECOMPUTE, SAVE
 
@@ -103,7 +102,9 @@ def peak_bytes(problem: TrainProblem, config: Config) -> float:
         group += scores * (4 + 4 + item)
     vocabulary = shape.vocab * shape.width * (item + 4) / tensor
     logits = 4.0 * part.tokens * shape.vocab / tensor
-    kept_logits = {"xla": 2.5 * logits, "chunked": 2.5 * min(logits, LOGITS_BYTES), "kernel": 0.0}[config["loss"]]
+    kept_logits = {"xla": 2.5 * logits, "chunked": 2.5 * min(logits, config["loss_chunk_mib"] * 2**20), "kernel": 0.0}[
+        config["loss"]
+    ]
     return state + kept_bytes(problem, config, SAVE) + max(group, vocabulary + kept_logits)
 
 

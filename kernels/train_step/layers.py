@@ -71,17 +71,41 @@ class Layers:
         spec = parameter_spec(name, value.shape, self.mesh.shape)
         return _gathered(self, spec, value)
 
+    def placed(self, name: str, value: jax.Array) -> tuple[jax.Array, P, Callable[[jax.Array], jax.Array]]:
+        """The same for a `shard_map`: the weight in `dtype`, how it comes in, and what gathers it there.
+
+        The gradient is scattered over ``fsdp`` before it is summed over other axes; of a weight that came
+        in whole, XLA would sum the whole.
+        """
+        value = value.astype(self.dtype)
+        if self.mesh is None:
+            return value, P(), lambda w: w
+        spec = parameter_spec(name, value.shape, self.mesh.shape)
+
+        def gather(w: jax.Array) -> jax.Array:
+            missing = {*BATCH, "sequence"} - jax.typeof(w).manual_axis_type.varying
+            w = jax.lax.pcast(w, tuple(sorted(missing)), to="varying")
+            for axis, entry in enumerate(spec):
+                if "fsdp" in (entry or ()):
+                    w = jax.lax.all_gather(w, "fsdp", axis=axis, tiled=True)
+            return w
+
+        return value, spec, gather
+
     def dot(self, x: jax.Array, w: jax.Array) -> jax.Array:
         """``x @ w`` over x's last dimension, in `dtype` (the MXU sums in float32 all the same)."""
         return jnp.dot(x, w, precision=dot_precision(x.dtype))
 
-    def embedded(self, table: jax.Array, tokens: jax.Array) -> jax.Array:
-        """The rows ``[batch, length, width]`` of ``[vocab, width]``; each device looks up its own tokens.
+    def embedded(self, embed: jax.Array, tokens: jax.Array) -> jax.Array:
+        """The rows ``[batch, length, width]`` of the parameter ``embed``; each device looks up its own tokens.
 
         Of a vocabulary shared over ``tensor`` each has zeros for the words of others, and their sum is the row.
         """
 
+        table, spec, gather = self.placed("embed", embed)
+
         def own_tokens(table: jax.Array, tokens: jax.Array) -> jax.Array:
+            table = gather(table)
             if self.mesh is None:
                 return jnp.take(table, tokens, axis=0)
             words = table.shape[0]
@@ -89,7 +113,7 @@ class Layers:
             rows = jnp.take(table, own, axis=0, mode="clip")
             return jax.lax.psum(jnp.where(((own >= 0) & (own < words))[..., None], rows, 0), "tensor")
 
-        return self.sharded(own_tokens, (P("tensor", None), P(BATCH, "sequence")), HIDDEN)(table, tokens)
+        return self.sharded(own_tokens, (spec, P(BATCH, "sequence")), HIDDEN)(table, tokens)
 
     def normed(self, x: jax.Array, weight: jax.Array) -> jax.Array:
         """The RMSNorm of ``[batch, length, width]``, its weight float32."""
@@ -116,13 +140,20 @@ class Layers:
         return self.sharded(function, (EXCHANGED,) * 3, EXCHANGED)(q, k, v)
 
     def gated(self, x: jax.Array, w_gate: jax.Array, w_up: jax.Array) -> jax.Array:
-        """``silu(x @ w_gate) * (x @ w_up)``; what is named of it are both products, the kernel's one result."""
+        """``silu(x @ w_gate) * (x @ w_up)`` of two parameters.
+
+        What is named of it are both products, the kernel's one result.
+        """
         if self.mlp == "xla":
-            gate, up = (checkpoint_name(self.constrain(self.dot(x, w), COLUMNS), "gate_up") for w in (w_gate, w_up))
+            weights = self.weight("w_gate", w_gate), self.weight("w_up", w_up)
+            gate, up = (checkpoint_name(self.constrain(self.dot(x, w), COLUMNS), "gate_up") for w in weights)
             return (jax.nn.silu(gate.astype(jnp.float32)) * up.astype(jnp.float32)).astype(self.dtype)
-        function = functools.partial(gated_mlp, interpret=self.interpret)
-        columns = P(None, "tensor")
-        out = self.sharded(function, (HIDDEN, columns, columns), COLUMNS)(x, w_gate, w_up)
+        (gate, spec, gather), (up, _, _) = self.placed("w_gate", w_gate), self.placed("w_up", w_up)
+
+        def own_tokens(x: jax.Array, gate: jax.Array, up: jax.Array) -> jax.Array:
+            return gated_mlp(x, gather(gate), gather(up), interpret=self.interpret)
+
+        out = self.sharded(own_tokens, (HIDDEN, spec, spec), COLUMNS)(x, gate, up)
         return checkpoint_name(out, "gate_up")
 
 

@@ -13,10 +13,11 @@ from kernels._precision import dot_precision
 from kernels.cross_entropy import cross_entropy
 from kernels.train_step.layers import HIDDEN, Layers
 from kernels.train_step.mesh import BATCH
-from kernels.train_step.models import LOGITS_BYTES
 
 
-def mean_loss(layers: Layers, hidden: jax.Array, w: jax.Array, labels: jax.Array, *, tied: bool, how: str) -> jax.Array:
+def mean_loss(
+    layers: Layers, hidden: jax.Array, w: jax.Array, labels: jax.Array, *, tied: bool, how: str, chunk_mib: int
+) -> jax.Array:
     """A float32 scalar; softmax and sums are float32.
 
     Each device works on its own tokens and its part of the vocabulary, so that the gradient of w is summed over devices
@@ -25,35 +26,39 @@ def mean_loss(layers: Layers, hidden: jax.Array, w: jax.Array, labels: jax.Array
     Args:
         layers: The mesh, and whether to interpret.
         hidden: ``[batch, length, width]``.
-        w: ``[width, vocab]``, of `hidden`'s dtype, shared over ``tensor`` at most; ``[vocab, width]`` if `tied`.
+        w: The parameter ``head``, ``[width, vocab]``; ``embed``, ``[vocab, width]``, if `tied`.
         labels: ``[batch, length]`` int32.
         tied: See w.
         how: ``xla``: the logits of all tokens; ``chunked``: of some at a time, computed again for the gradients;
             ``kernel``: none (`kernels.cross_entropy`), which takes a whole vocabulary.
+        chunk_mib: Of one chunk's float32 logits on one device, at most; each chunk adds to all of w's gradient.
     """
     meshed = layers.mesh is not None
+    w, spec, gather = layers.placed("embed" if tied else "head", w)
 
     def own_tokens(hidden: jax.Array, w: jax.Array, labels: jax.Array) -> jax.Array:
+        w = gather(w)
         if how == "kernel":
             total = jnp.sum(cross_entropy(hidden, w, labels, tied=tied, interpret=layers.interpret))
             total = jax.lax.psum(total, "tensor") if meshed else total  # of one device: it takes the whole vocabulary
         else:
-            total = _sum_of_losses(hidden, w, labels, tied=tied, chunked=how == "chunked", meshed=meshed)
+            total = _sum_of_losses(
+                hidden, w, labels, tied=tied, chunk_mib=chunk_mib if how == "chunked" else None, meshed=meshed
+            )
         return jax.lax.psum(total, (*BATCH, "sequence")) if meshed else total
 
-    weight_spec = P("tensor", None) if tied else P(None, "tensor")
-    total = layers.sharded(own_tokens, (HIDDEN, weight_spec, P(BATCH, "sequence")), P())(hidden, w, labels)
+    total = layers.sharded(own_tokens, (HIDDEN, spec, P(BATCH, "sequence")), P())(hidden, w, labels)
     return total / labels.size
 
 
 def _sum_of_losses(
-    hidden: jax.Array, w: jax.Array, labels: jax.Array, *, tied: bool, chunked: bool, meshed: bool
+    hidden: jax.Array, w: jax.Array, labels: jax.Array, *, tied: bool, chunk_mib: int | None, meshed: bool
 ) -> jax.Array:
     """Over one device's tokens, with its part of the vocabulary."""
     batch, length, _ = hidden.shape
     vocab = w.shape[0 if tied else 1]
     chunk_loss = _chunk_loss(tied, vocab, meshed)
-    chunks = chunks_of(batch, length, vocab) if chunked else 1
+    chunks = chunks_of(batch, length, vocab, chunk_mib) if chunk_mib else 1
     if chunks == 1:
         return chunk_loss(hidden, w, labels)
 
@@ -69,9 +74,9 @@ def _sum_of_losses(
     return jnp.sum(jax.lax.map(step, (parts(hidden), parts(labels))))
 
 
-def chunks_of(batch: int, length: int, vocab: int) -> int:
-    """The fewest equal parts of the length, two or more, whose logits on one device stay below `LOGITS_BYTES`."""
-    least = max(math.ceil(4 * batch * length * vocab / LOGITS_BYTES), 2)
+def chunks_of(batch: int, length: int, vocab: int, chunk_mib: int) -> int:
+    """The fewest equal parts of the length, two or more, whose float32 logits take no more than `chunk_mib`."""
+    least = max(math.ceil(4 * batch * length * vocab / (chunk_mib * 2**20)), 2)
     return next((parts for parts in range(least, length) if length % parts == 0), length)
 
 

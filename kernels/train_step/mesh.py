@@ -16,6 +16,7 @@ import numpy as np
 from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from autotune.errors import UsageError
 from autotune.outcome import Config
 
 AXES = ("data", "fsdp", "tensor", "sequence")
@@ -43,8 +44,14 @@ def make_mesh(config: Config, devices: Sequence[Any]) -> Mesh:
     """The mesh that `config` wants of as many of `devices`.
 
     TPU devices are laid so that each axis runs along sides of the torus; others as they come.
+
+    Raises:
+        UsageError: There are fewer devices.
     """
     shape = tuple(config[axis] for axis in AXES)
+    if (wanted := math.prod(shape)) > len(devices):
+        flag = f"--xla_force_host_platform_device_count={wanted}"
+        raise UsageError(f"a mesh of {wanted} devices on {len(devices)}: for CPU devices, set XLA_FLAGS={flag}")
     used = list(devices)[: math.prod(shape)]
     if used[0].platform == "tpu" and len(used) > 1:
         array = mesh_utils.create_device_mesh(shape, devices=used, allow_split_physical_axes=True)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 
-LOGITS_BYTES = 1 << 28  # of one chunk's float32 logits on one device, where the loss is chunked
-
 
 @dataclasses.dataclass(frozen=True)
 class TransformerShape:

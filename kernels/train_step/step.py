@@ -21,6 +21,17 @@ from kernels.train_step.transformer import hidden_states, initial_parameters, pa
 Tree = Any
 LossAndGradients = Callable[[Tree, jax.Array], tuple[jax.Array, Tree]]
 
+# What configs are held against: plain JAX, the whole batch at once, nothing computed again, no loop.
+PLAIN: Config = {
+    "attention": "xla",
+    "norm": "xla",
+    "mlp": "xla",
+    "loss": "xla",
+    "accumulate": 1,
+    "scan_layers": False,
+    "scan_group": 1,
+}
+
 
 def optimizer() -> optax.GradientTransformation:
     """AdamW (Loshchilov and Hutter, arXiv:1711.05101) with float32 moments."""
@@ -35,19 +46,18 @@ def loss_and_gradients(
     It gives the mean loss (float32) and its gradients (float32, the parameters' tree).
 
     Args:
-        config: None is plain: one pass over the whole batch, plain JAX throughout, nothing computed again.
+        config: None is `PLAIN`.
         mesh: What the config's axes are; None is one device.
         interpret: Passed to the Pallas kernels.
     """
     shape = problem.shape
-    chosen = config or {"attention": "xla", "norm": "xla", "mlp": "xla", "loss": "xla", "accumulate": 1}
+    chosen = PLAIN if config is None else config
     words = {name: chosen[name] for name in ("attention", "norm", "mlp")}
     layers = Layers(problem.dtype, mesh, **words, interpret=interpret)
 
     def loss(parameters: Tree, tokens: jax.Array) -> jax.Array:
-        hidden = hidden_states(parameters, tokens[:, :-1], shape, layers, config)
-        name = "embed" if shape.tied else "head"
-        w = layers.weight(name, parameters[name])
+        hidden = hidden_states(parameters, tokens[:, :-1], shape, layers, chosen)
+        w = parameters["embed" if shape.tied else "head"]
         return mean_loss(layers, hidden, w, tokens[:, 1:], tied=shape.tied, how=chosen["loss"])
 
     def scattered(gradients: Tree) -> Tree:
@@ -101,10 +111,12 @@ def train_step(
     The state is donated. `devices` may exist in a compiler only.
 
     Args:
-        config: None is plain (see `loss_and_gradients`), batch and parameters shared by as many devices as the batch
-            divides over.
+        config: None is `PLAIN` in a loop over the layers (one after the other they would take minutes to compile),
+            batch and parameters shared by as many devices as the batch divides over.
     """
-    mesh = make_mesh(config or plain_axes(problem, len(devices)), devices)
+    if config is None:
+        config = {**PLAIN, **plain_axes(problem, len(devices)), "scan_layers": True}
+    mesh = make_mesh(config, devices)
     gradients_of = loss_and_gradients(problem, config, mesh)
 
     def step(state: dict[str, Tree], tokens: jax.Array) -> tuple[dict[str, Tree], jax.Array]:

@@ -16,7 +16,7 @@ from jax.ad_checkpoint import checkpoint_name
 from autotune.outcome import Config
 from kernels.train_step.layers import HEADS, HIDDEN, Layers
 from kernels.train_step.models import TransformerShape
-from kernels.train_step.remat import policy
+from kernels.train_step.remat import NAMES, policy
 
 Tree = Any
 Rotation = tuple[jax.Array, jax.Array]
@@ -54,9 +54,8 @@ class Block(nnx.Module):
         batch, heads, length, head_dim = context.shape
         context = context.transpose(0, 2, 1, 3).reshape(batch, length, heads * head_dim)
         x = x + checkpoint_name(layers.constrain(layers.dot(context, weights["wo"]), HIDDEN), "out_proj")
-        weights = {name: layers.weight(name, getattr(self, name)[...]) for name in ("w_gate", "w_up", "w_down")}
-        gated = layers.gated(layers.normed(x, self.mlp_norm[...]), weights["w_gate"], weights["w_up"])
-        out = layers.constrain(layers.dot(gated, weights["w_down"]), HIDDEN)
+        gated = layers.gated(layers.normed(x, self.mlp_norm[...]), self.w_gate[...], self.w_up[...])
+        out = layers.constrain(layers.dot(gated, layers.weight("w_down", self.w_down[...])), HIDDEN)
         return layers.constrain(x + checkpoint_name(out, "mlp_out"), HIDDEN)
 
     def _heads(self, x: jax.Array, layers: Layers) -> jax.Array:
@@ -95,37 +94,32 @@ def parameter_shapes(shape: TransformerShape) -> Tree:
 
 
 def hidden_states(
-    parameters: Tree, tokens: jax.Array, shape: TransformerShape, layers: Layers, config: Config | None
+    parameters: Tree, tokens: jax.Array, shape: TransformerShape, layers: Layers, config: Config
 ) -> jax.Array:
     """What the output layer multiplies: ``[batch, length, width]`` of tokens ``[batch, length]``.
 
     Args:
-        config: ``scan_layers``, ``scan_group`` and ``remat_*``; None runs the blocks one after the other and keeps all.
+        config: ``scan_layers``, ``scan_group`` and ``remat_*``; without the last everything is kept.
     """
-    x = layers.embedded(layers.weight("embed", parameters["embed"]), tokens)
+    x = layers.embedded(parameters["embed"], tokens)
     rotation = rotations(tokens.shape[1], shape)
     graph = nnx.graphdef(nnx.eval_shape(lambda: Block(shape, rngs=nnx.Rngs(0))))
-    group = 1 if config is None else config["scan_group"]
+    scanned, group = config["scan_layers"], config["scan_group"]
+    count = shape.layers // group
 
-    def run_group(x: jax.Array, blocks: Tree) -> jax.Array:
+    def step(x: jax.Array, blocks: Tree) -> jax.Array:
         x = checkpoint_name(x, "block_input")
         for block in unstacked(blocks, group):
             x = nnx.merge(graph, nnx.State(block))(x, rotation, layers)
         return x
 
-    def stacked(array: jax.Array) -> jax.Array:
-        return array.reshape(shape.layers // group, group, *array.shape[1:])
-
-    groups = jax.tree.map(stacked, parameters["blocks"])
-    if config is None:
-        for blocks in unstacked(groups, shape.layers // group):
-            x = run_group(x, blocks)
-    elif config["scan_layers"]:
-        step = jax.checkpoint(run_group, policy=policy(config), prevent_cse=False)
+    if any(f"remat_{name}" in config for name in NAMES):
+        step = jax.checkpoint(step, policy=policy(config), prevent_cse=not scanned)
+    groups = jax.tree.map(lambda array: array.reshape(count, group, *array.shape[1:]), parameters["blocks"])
+    if scanned:
         x, _ = jax.lax.scan(lambda x, blocks: (step(x, blocks), None), x, groups)
     else:
-        step = jax.checkpoint(run_group, policy=policy(config))
-        for blocks in unstacked(groups, shape.layers // group):
+        for blocks in unstacked(groups, count):
             x = step(x, blocks)
     return layers.normed(x, parameters["final_norm"])
 
