@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 AXES = ("data", "fsdp", "tensor", "sequence")
 SMALL_DEVICES = 8  # CPU devices of a validation
 SCOPED_VMEM_MIB = (32, 64, 96)
+CHUNK_MIB = 1024  # by default
+UNROLLED = 8
 NAMED = {
     "qkv": "queries, keys and values, turned by their positions",
     "attention": "attention's result (and the kernel's log-sum-exp)",
@@ -138,6 +140,7 @@ class TrainStepKernel(Kernel):
             "norm": "xla",
             "mlp": "xla",
             "loss": "chunked",
+            "loss_chunk_mib": CHUNK_MIB,
             "scoped_vmem_mib": 0,
             "async_collectives": True,
             "collective_matmul": True,
@@ -294,6 +297,9 @@ def _params(problem: TrainProblem, chip: Chip) -> list[Param]:
         Param("norm", ("xla", "kernel"), "RMSNorm: fused by XLA, or Pallas", "xla"),
         Param("mlp", ("xla", "kernel"), "gate and up: XLA's matmuls, or Pallas, both in one pass", "xla"),
         Param("loss", ("chunked", "kernel", "xla"), "logits of some tokens at a time, none, or all at once", "chunked"),
+        Param(
+            "loss_chunk_mib", (256, 1024, 4096), "logits of one chunk: each chunk adds to a whole gradient", CHUNK_MIB
+        ),
         Param("scoped_vmem_mib", (0, *vmem), "VMEM that one fusion may use; 0 is the compiler's default", 0),
         Param("async_collectives", (True, False), "whether collectives run beside compute", True),
         Param("collective_matmul", (True, False), "whether XLA may make loops of gathers and their products", True),
@@ -301,7 +307,7 @@ def _params(problem: TrainProblem, chip: Chip) -> list[Param]:
 
 
 def _constraints(problem: TrainProblem, chip: Chip) -> list[Constraint]:
-    positive = (*AXES, "scan_group", "accumulate")
+    positive = (*AXES, "scan_group", "accumulate", "loss_chunk_mib")
     return [
         Constraint(
             f"{', '.join(positive)} must be at least 1", lambda config: all(config[name] >= 1 for name in positive)
@@ -318,6 +324,14 @@ def _constraints(problem: TrainProblem, chip: Chip) -> list[Constraint]:
         Constraint(
             f"scan_group must divide the {problem.shape.layers} layers",
             lambda config: problem.shape.layers % config["scan_group"] == 0,
+        ),
+        Constraint(
+            f"scan_layers=false writes out every layer: more than {UNROLLED} take too long to compile",
+            lambda config: config["scan_layers"] or problem.shape.layers <= UNROLLED,
+        ),
+        Constraint(
+            f"loss_chunk_mib is of loss=chunked alone: leave it at {CHUNK_MIB}",
+            lambda config: config["loss"] == "chunked" or config["loss_chunk_mib"] == CHUNK_MIB,
         ),
         Constraint(
             "loss=kernel takes the whole vocabulary: tensor must be 1",

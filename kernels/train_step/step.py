@@ -27,6 +27,7 @@ PLAIN: Config = {
     "norm": "xla",
     "mlp": "xla",
     "loss": "xla",
+    "loss_chunk_mib": 0,
     "accumulate": 1,
     "scan_layers": False,
     "scan_group": 1,
@@ -58,7 +59,9 @@ def loss_and_gradients(
     def loss(parameters: Tree, tokens: jax.Array) -> jax.Array:
         hidden = hidden_states(parameters, tokens[:, :-1], shape, layers, chosen)
         w = parameters["embed" if shape.tied else "head"]
-        return mean_loss(layers, hidden, w, tokens[:, 1:], tied=shape.tied, how=chosen["loss"])
+        return mean_loss(
+            layers, hidden, w, tokens[:, 1:], tied=shape.tied, how=chosen["loss"], chunk_mib=chosen["loss_chunk_mib"]
+        )
 
     def scattered(gradients: Tree) -> Tree:
         """As the parameters lie: each device adds up its own part."""
