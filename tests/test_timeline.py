@@ -201,6 +201,26 @@ def test_copies_take_hbm_and_the_host_is_slower():
     assert parts["host"] == pytest.approx(MIB / 16e3)
 
 
+def test_the_two_ways_to_the_host_are_apart_and_each_does_one_thing_at_a_time():
+    away = "(f32[262144]{0:T(1024)S(5)}, f32[262144]{0:T(1024)}, u32[]{:S(2)}) copy-start(%p)"
+    back = (
+        "((f32[4,262144]{1,0:T(8,128)S(5)}, s32[]{:T(128)}), f32[1,262144]{1,0:T(8,128)}, u32[]{:S(2)}) "
+        "dynamic-slice-start(%kept, %i)"
+    )
+    text = f"""
+  %p = f32[262144]{{0:T(1024)}} parameter(0)
+  %kept = f32[4,262144]{{1,0:T(8,128)S(5)}} parameter(1)
+  %i = s32[]{{:T(128)}} parameter(2)
+  %a = {away}
+  %b = {back}
+  %c = {away}
+  %b.done = f32[1,262144]{{1,0:T(8,128)}} dynamic-slice-done(%b)
+  %a.done = f32[262144]{{0:T(1024)S(5)}} copy-done(%a)
+  ROOT %c.done = f32[262144]{{0:T(1024)S(5)}} copy-done(%c)
+"""
+    assert run(module(text)).parts_us == {"host": pytest.approx(2 * MIB / 16e3)}
+
+
 def test_other_devices_than_a_ring_share_their_links():
     line = links(4)
     row = [0, 1, 2, 3]

@@ -1,7 +1,8 @@
 """Walks a scheduled program: ops take the core in turn, transfers and collectives run beside them until awaited.
 
 What is between a start and its done hides the transfer; what is left of it when the done comes is waited for. Each of
-three kinds of carrier (the links between chips, the DMA engines of HBM, the way to the host) does one thing at a time.
+three kinds of carrier (the links between chips, the DMA engines of HBM, each way to and from the host) does one thing
+at a time.
 A loop's pass is walked once, with carriers that are free at its start, and counts as often as the loop runs.
 """
 
@@ -98,16 +99,18 @@ class _Carriers:
         self._free: Counter[str] = Counter()
         self._done: dict[str, tuple[str, float]] = {}
 
-    def start(self, name: str, carrier: str, now: float, took: float) -> None:
+    def start(self, name: str, part: str, now: float, took: float, *, way: str = "") -> None:
+        """Gives a carrier something; `part` is what a wait for it is put down to, `way` its direction if it has two."""
+        carrier = part + way
         self._free[carrier] = max(now, self._free[carrier]) + took
-        self._done[name] = carrier, self._free[carrier]
+        self._done[name] = part, self._free[carrier]
 
     def wait(self, name: str, tally: _Tally) -> bool:
         """Adds what is left to wait; False where nothing of that name was started."""
         if name not in self._done:
             return False
-        carrier, done = self._done.pop(name)
-        tally.parts[carrier] += max(0.0, done - tally.now)
+        part, done = self._done.pop(name)
+        tally.parts[part] += max(0.0, done - tally.now)
         return True
 
 
@@ -195,7 +198,10 @@ class _Walker:
             raise UnresolvedError(f"what {one.name} ({one.opcode}) moves is not understood")
         nbytes = min(array.nbytes for array in arrays)
         if any(array.space == HOST_SPACE for array in arrays):
-            carriers.start(one.name, HOST, tally.now, nbytes / self._host_bytes_per_us)
+            # A copy's type is (result, operand, …), the others' ((operands), result, …).
+            result = arrays[0] if one.opcode == "copy-start" else arrays[-1]
+            way = "out" if result.space == HOST_SPACE else "in"
+            carriers.start(one.name, HOST, tally.now, nbytes / self._host_bytes_per_us, way=way)
             return
         sides = max(1, sum(array.space == 0 for array in arrays[:2]))
         carriers.start(one.name, COPIES, tally.now, sides * nbytes / self._hbm_bytes_per_us)
