@@ -17,11 +17,12 @@ from pathlib import Path
 
 import pandas as pd
 from rich.table import Table
+from tune_all import single_chip_kernels
 
 from autotune import render
 from autotune.chips import Chip, get_chip
 from autotune.engines import Task, open_engine
-from autotune.kernel import Kernel, get_kernel, kernel_names
+from autotune.kernel import Kernel, get_kernel
 from autotune.outcome import Status
 
 RESULT = Path(__file__).parents[1] / "results" / "spaces.csv"
@@ -31,7 +32,7 @@ PROBLEMS = 3  # named ones, each of whose spaces gives as many samples
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("kernels", nargs="*", default=list(kernel_names()))
+    parser.add_argument("kernels", nargs="*", default=single_chip_kernels())
     parser.add_argument("--targets", default="v5e,v5p,v6e,v7x")
     parser.add_argument("--samples", type=int, default=24, help="configs per kernel and target")
     parser.add_argument("--jobs", type=int, default=2)

@@ -26,9 +26,15 @@ TABLE, DOCUMENT = RESULTS / "tuned.csv", RESULTS / "tuned.md"
 KEY = ["kernel", "problem", "target"]
 
 
+def single_chip_kernels() -> list[str]:
+    """The kernels that run on one chip, whichever it is; the others' problems name their topology."""
+    kernels = map(get_kernel, kernel_names())
+    return [kernel.name for kernel in kernels if kernel.target(kernel.parse_problem(None)) is None]
+
+
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("kernels", nargs="*", default=list(kernel_names()))
+    parser.add_argument("kernels", nargs="*", default=single_chip_kernels())
     parser.add_argument("--targets", default="v5e,v5p,v6e,v7x")
     parser.add_argument("--problems", type=int, default=3, help="named problems of each kernel, evenly spread")
     parser.add_argument("--trials", type=int, default=16)

@@ -15,6 +15,8 @@ from autotune.kernel import Kernel, kernel_names
 from autotune.render import WIDTH
 from autotune.space import Param
 
+COUNTABLE = 1_000_000  # points of a grid; to walk more takes longer than anyone waits for a list
+
 
 def run(arguments: argparse.Namespace) -> int:
     chip = get_chip(arguments.target or DEFAULT_TARGET)
@@ -41,6 +43,7 @@ def _all_kernels() -> Iterator[Kernel]:
 
 def _document(kernel: Kernel, problem_text: str | None, chip: Any, *, count: bool) -> dict[str, Any]:
     problem = kernel.parse_problem(problem_text)
+    chip = get_chip(own) if (own := kernel.target(problem)) else chip
     space = kernel.space(problem, chip)
     document = {
         "name": kernel.name,
@@ -56,7 +59,7 @@ def _document(kernel: Kernel, problem_text: str | None, chip: Any, *, count: boo
         "grid": space.cardinality,
     }
     if count:  # Walks the whole grid.
-        document["configs"] = space.size
+        document["configs"] = space.size if space.cardinality <= COUNTABLE else None
     return document
 
 
@@ -84,7 +87,9 @@ def _lines(kernel: Kernel, document: dict[str, Any]) -> list[str]:
         lines.append("  constraints:")
         for text in document["constraints"]:
             lines += _wrapped("    - ", text)
-        lines.append(f"  {document['configs']} valid configs of {document['grid']} in the grid")
+        valid = document["configs"]
+        of = f"{document['grid']:,} in the grid"
+        lines.append(f"  {valid:,} valid configs of {of}" if valid is not None else f"  the valid ones of {of}")
     else:
         lines.append(f"  {document['grid']} points in the grid; `autotune list {document['name']}` says more")
     return [*lines, ""]

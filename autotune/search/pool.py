@@ -19,6 +19,8 @@ GRID_LIMIT = 200_000
 RANKING_DEPTH = 8
 # Nor is it larger than this: each choice is compared with all before it.
 RANKING_MOST = 500
+# A sample of a vast grid has no config that is good in everything: so many of its best are improved upon.
+DESCENTS = 16
 # Another word changes more than the next size does: moving a proposal must not undo what was learnt of words.
 WORD_STEPS = 3
 
@@ -31,7 +33,8 @@ class Pool:
         encoding: Its encoding, which measures how far apart two configs are.
         estimate: Analytic time of a config, in milliseconds.
         extra: Valid configs outside the candidates that belong to the pool all the same.
-        seed: Of the sample, where the grid is too large to enumerate.
+        seed: Of the sample, where the grid is too large to enumerate. To it is added what descents from its best, and
+            from `extra`, come across.
     """
 
     def __init__(
@@ -44,9 +47,15 @@ class Pool:
         seed: int = 0,
     ) -> None:
         self.complete = space.cardinality <= GRID_LIMIT
+        extra = list(extra)
         found = {config_key(config): dict(config) for config in extra}
         for config in space if self.complete else _sample(space, seed):
             found.setdefault(config_key(config), config)
+        if not self.complete:
+            known = {key: estimate(config) for key, config in found.items()}
+            starts = [*extra, *(found[key] for key in sorted(found, key=lambda key: known[key])[:DESCENTS])]
+            for start in starts:
+                found |= {config_key(config): config for config in _descent(space, estimate, start)}
         ranked = sorted((estimate(config), i, config) for i, config in enumerate(found.values()))
         self._space = space
         self._encoding = encoding
@@ -105,6 +114,22 @@ class Pool:
         steps = np.abs(places - place)
         words = [name not in self._encoding.ordered for name in self._encoding.values]
         return np.where(words, np.minimum(steps, 1) * WORD_STEPS, steps).sum(axis=1)
+
+
+def _descent(space: Space, estimate: Callable[[Config], float], start: Config) -> Iterator[dict[str, Any]]:
+    """All valid configs on the way from `start` to one that no change of a single parameter makes faster."""
+    best, best_ms = dict(start), estimate(start)
+    while True:
+        before = best_ms
+        for name, param in space.params.items():
+            for candidate in param.candidates:
+                config = {**best, name: candidate}
+                if space.why_invalid(config) is None:
+                    yield config
+                    if (time_ms := estimate(config)) < best_ms:
+                        best, best_ms = config, time_ms
+        if best_ms == before:
+            return
 
 
 def _sample(space: Space, seed: int) -> Iterator[dict[str, Any]]:

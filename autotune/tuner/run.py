@@ -40,13 +40,15 @@ def check(task: Task, settings: SearchSettings) -> None:
         UsageError: Nothing can be tuned as asked, or its results could not be written.
         ResultsError: A results file cannot be read.
     """
-    if next(iter(task.kernel.space(task.problem, task.chip)), None) is None:
+    space, baselines = task.kernel.space(task.problem, task.chip), task.kernel.baselines(task.problem, task.chip)
+    # A grid may be too large to come to its first valid config.
+    if all(space.why_invalid(config) for config in baselines.values()) and next(iter(space), None) is None:
         raise UsageError(f"{task.kernel.name} has no valid config for {task.problem} on {task.chip.name}")
     given = f"--results {settings.results}"
     for folder in (settings.results / "studies", preset_file(task, settings.results).parent):
         check_writable(folder, given)
     presets.read(preset_file(task, settings.results))
-    check_request(task, task.kernel.baselines(task.problem, task.chip), settings)
+    check_request(task, baselines, settings)
 
 
 def tune(

@@ -14,6 +14,7 @@ from kernels.train_step.remat import CHOSEN, OFFLOAD, RECOMPUTE, SAVE
 
 EFFICIENCY = 0.6  # of the peak, that matmuls reach
 ATTENTION_EFFICIENCY = 0.4  # as narrow heads and the softmax leave less
+CHUNKED_SLOWER = 3.0  # loops of plain JAX against a Pallas kernel on a TPU: scores go through HBM
 PASSES = 24  # over a block's hidden states, besides its matmuls' own: norms, rotations, sums, forward and backward
 SCORE_PASSES = 8  # over float32 scores that are kept in HBM
 SCAN_OVERHEAD = 1.01  # slices of stacked parameters and of what is saved
@@ -181,6 +182,8 @@ def estimate_ms(problem: TrainProblem, config: Config, chip: Chip) -> float:
     else:
         flops_s, hbm, link = ELSEWHERE
     matmuls, attention = step_flops(problem, config)
+    if chip.known and config["attention"] == "chunked":
+        attention *= CHUNKED_SLOWER
     compute = matmuls / (EFFICIENCY * flops_s) + attention / (ATTENTION_EFFICIENCY * flops_s)
     memory = traffic_bytes(problem, config) / hbm
     parameters, activations = collective_bytes(problem, config)
