@@ -16,9 +16,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from autotune.chips import CHIPS, get_chip
+from autotune.engines import Task, open_engine
 from autotune.engines.compiler.support import why_unsupported, worker_environment
+from autotune.engines.device import hardware
+from autotune.engines.device.engine import DeviceEngine
 from autotune.errors import UsageError
 from autotune.kernel import get_kernel
+from autotune.outcome import Source, Status
 from kernels.train_step import cost as model
 from kernels.train_step.problem import PROBLEMS, TrainProblem
 from kernels.train_step.remat import POLICIES
@@ -230,6 +234,7 @@ import dataclasses, json, sys, warnings
 warnings.simplefilter("ignore")
 from jax.experimental import topologies
 from autotune.kernel import get_kernel
+from autotune.outcome import Source, Status
 from kernels.train_step import models
 models.TRANSFORMERS["tiny"] = dataclasses.replace(models.TRANSFORMERS["tiny"], **json.loads(sys.argv[1]))
 kernel, found = get_kernel("train_step"), []
@@ -295,3 +300,70 @@ def test_the_less_is_computed_again_the_more_is_kept():
     assert away["kernels"] == kept["kernels"] == again["kernels"] - 1  # the forward kernel is not run again
     assert away["host"] > 0 == kept["host"]
     assert away["temp"] < kept["temp"]
+
+
+@needs_compiler
+def test_the_compiler_engine_predicts_a_whole_step():
+    problem = KERNEL.parse_problem("tiny,seq_len=1024")
+    task = Task(KERNEL, problem, get_chip("v5e"))
+    with open_engine("compiler", task, jobs=1, timeout_s=None) as engine:
+        assert engine.timeout_s == KERNEL.timeout_s
+        outcome = engine.evaluate(config_of("tiny,seq_len=1024")).result()
+        assert outcome.ok, outcome.message
+        assert outcome.source is Source.SCHEDULE, outcome.message
+        assert outcome.time_ms > KERNEL.cost(problem).roofline_ms(task.chip)
+        assert outcome.collective_ms > 0
+        assert outcome.peak_bytes > sum(spec.nbytes for spec in KERNEL.arguments(problem)) / problem.devices
+        assert engine.validate(config_of("tiny,seq_len=1024")).result().ok
+
+
+@needs_compiler
+def test_what_does_not_fit_says_what_it_needs():
+    """Eight billion parameters with their moments on four chips of 16 GiB: 8 · 12 / 4 GB, and more to work with."""
+    problem = KERNEL.parse_problem("llama3-8b,topology=v5e:2x2,batch=4,seq_len=2048")
+    with open_engine("compiler", Task(KERNEL, problem, get_chip("v5e")), jobs=1, timeout_s=None) as engine:
+        outcome = engine.evaluate(KERNEL.heuristic(problem, get_chip("v5e"))).result()
+    assert outcome.status is Status.HBM_OOM, outcome.message[:300]
+    assert outcome.peak_bytes > 8.03e9 * 12 / 4
+    assert 0 < outcome.over_bytes < outcome.peak_bytes
+
+
+@pytest.mark.slow
+def test_the_device_engine_times_a_step_on_eight_devices(monkeypatch, tmp_path):
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    problem = PROBLEMS["tiny-cpu"]
+    with DeviceEngine(
+        Task(KERNEL, problem, get_chip("cpu")), hardware.Attached("cpu", "cpu", 1), jobs=2, timeout_s=300
+    ) as engine:
+        assert engine.jobs == 1  # one process has all the devices
+        config = config_of("tiny-cpu", data=2, fsdp=2, tensor=2)
+        outcome = engine.evaluate(config).result()
+        assert outcome.measured, outcome.message
+        assert outcome.time_ms > 0
+        assert engine.validate(config).result().ok
+        race = engine.race([config, None], seconds=0.5, seed=3).result()
+        assert race.ok, race.message
+        wide = engine.evaluate(config_of("tiny-cpu", data=2, fsdp=8)).result()
+        assert wide.status is Status.LOWERING_ERROR
+
+
+def test_the_example_trains_with_a_preset(tmp_path):
+    """What a preset says is what it runs with, and the loss falls."""
+    config = config_of("tiny-cpu", data=2, fsdp=4, accumulate=2)
+    script = (
+        "import runpy, sys; from autotune import presets; sys.argv = ['train.py', '--steps', '20']\n"
+        f"with presets.using({{'train_step': {config!r}}}):\n"
+        "    runpy.run_path('examples/train.py', run_name='__main__')"
+    )
+    env = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    run = subprocess.run(
+        [sys.executable, "-c", script], env={**env, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)},
+        capture_output=True, text=True, check=False, cwd=ROOT,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr[-2000:]
+    first, *lines = run.stdout.splitlines()
+    assert first == "mesh {'data': 2, 'fsdp': 4, 'tensor': 1, 'sequence': 1}"
+    losses = [float(line.rpartition(" ")[2]) for line in lines]
+    assert len(losses) == 3
+    assert losses[-1] < losses[0] - 0.5

@@ -8,7 +8,10 @@ from autotune.chips import MIB
 from autotune.outcome import Outcome, Status
 
 _VMEM_NEEDED = re.compile(r"Scoped allocation with size ([\d.]+)([KMG])")
-_HBM_USED = re.compile(r"Used ([\d.]+)([KMG]) of ([\d.]+)([KMG]) hbm")
+# After buffers were assigned; and before, where the program is so far off that the compiler does not begin.
+_HBM_USED = re.compile(
+    r"Used ([\d.]+)([KMG]) of ([\d.]+)([KMG]) hbm|\(([\d.]+)([KMG])\) exceeds available HBM \(([\d.]+)([KMG])\)"
+)
 _UNITS = {"K": 1024, "M": MIB, "G": 1024 * MIB}
 _MESSAGE_LIMIT = 2000
 
@@ -21,9 +24,9 @@ def classify_compile_error(text: str) -> Outcome:
         vmem = _bytes(*needed.group(1, 2)) if needed else None
         return Outcome(Status.VMEM_OOM, vmem_bytes=vmem, message=text)
     if "hbmoom" in lowered or "out of memory on hbm" in lowered or "memory space hbm" in lowered:
-        used = _HBM_USED.search(text)
-        needed = _bytes(*used.group(1, 2)) if used else None
-        over = needed - _bytes(*used.group(3, 4)) if used and needed else None
+        used = [part for part in found.groups() if part] if (found := _HBM_USED.search(text)) else []
+        needed = _bytes(*used[:2]) if used else None
+        over = needed - _bytes(*used[2:]) if needed is not None else None
         return Outcome(Status.HBM_OOM, peak_bytes=needed, over_bytes=over, message=text)
     if "mosaic failed" in lowered or "e2001" in lowered or "e2002" in lowered or "e2003" in lowered:
         return Outcome(Status.LOWERING_ERROR, message=text)
