@@ -270,8 +270,8 @@ def test_a_refusal_for_memory_says_how_much_was_needed():
     assert outcome.status is Status.HBM_OOM
     assert outcome.peak_bytes == int(20.15 * GIB)
     assert outcome.over_bytes == pytest.approx(4.4 * GIB, abs=2)
-    text = "Ran out of memory on HBM, the total memory required for HLO temporaries (33.35G) exceeds available HBM (15.75G)"
-    early = classify_compile_error(f"RESOURCE_EXHAUSTED: {text}.")
+    text = "the total memory required for HLO temporaries (33.35G) exceeds available HBM (15.75G)."
+    early = classify_compile_error(f"RESOURCE_EXHAUSTED: Ran out of memory on HBM, {text}")
     assert (early.status, early.peak_bytes) == (Status.HBM_OOM, int(33.35 * GIB))
     assert early.over_bytes == pytest.approx(17.6 * GIB, abs=2)
     silent = classify_compile_error("E1000: CompileTimeHbmOom")
