@@ -91,6 +91,7 @@ def test_configs_give_the_references_loss_and_gradients():
         assert found["error"] < 1e-5
 
 
+@pytest.mark.slow
 def test_broken_steps_are_rejected():
     for case, found in zip(BROKEN, verdicts(BROKEN), strict=True):
         assert found["status"] == "wrong_result", (case["breaks"], found)
@@ -266,6 +267,7 @@ def compiled(jobs: list[tuple[str, dict | None]], **shape: int) -> list[dict]:
 
 
 @needs_compiler
+@pytest.mark.slow
 def test_programs_compile_for_devices_that_are_not_there():
     """Kernels are kernels there, parameters are shared, the state is donated, and any option is known."""
     fields = "tiny,topology=v5e:4x4,batch=16"
@@ -303,6 +305,7 @@ def test_the_less_is_computed_again_the_more_is_kept():
 
 
 @needs_compiler
+@pytest.mark.slow
 def test_the_compiler_engine_predicts_a_whole_step():
     problem = KERNEL.parse_problem("tiny,seq_len=1024")
     task = Task(KERNEL, problem, get_chip("v5e"))
@@ -348,6 +351,7 @@ def test_the_device_engine_times_a_step_on_eight_devices(monkeypatch, tmp_path):
         assert wide.status is Status.LOWERING_ERROR
 
 
+@pytest.mark.slow
 def test_the_example_trains_with_a_preset(tmp_path):
     """What a preset says is what it runs with, and the loss falls."""
     config = config_of("tiny-cpu", data=2, fsdp=4, accumulate=2)
