@@ -49,7 +49,8 @@ class Outcome:
         status: How it ended.
         time_ms: Predicted or measured time of one call, in milliseconds; None unless `status` is ok.
         compute_ms: Time the compute units would take alone.
-        memory_ms: Time the HBM traffic would take alone.
+        memory_ms: Time the HBM traffic would take alone. Of a program on many devices, this and `compute_ms` are what
+            the ops take that the one or the other holds up.
         collective_ms: Time it waits for other devices; None of a program on one.
         bound: What holds the time up: "compute", "memory", "overhead", or of a program on many devices "collectives"
             or "host".

@@ -14,11 +14,21 @@ from autotune.space import Constraint, Param, Space
 from kernels.train_step import cost as model
 from kernels.train_step.problem import CPU, PROBLEMS, TrainProblem
 from kernels.train_step.remat import CHOSEN, OFFLOAD, POLICIES, RECOMPUTE, SAVE
+from search_spaces.attention import AttentionKernel
+from search_spaces.attention_backward import AttentionBwdKernel
+from search_spaces.chunked_attention import ChunkedAttentionKernel
+from search_spaces.cross_entropy import CrossEntropyKernel
+from search_spaces.gated_mlp import GatedMlpBackwardKernel, GatedMlpKernel
+from search_spaces.norm import RMSNormBackwardKernel, RMSNormKernel
 
 if TYPE_CHECKING:
     import jax
 
 AXES = ("data", "fsdp", "tensor", "sequence")
+PARTS = (
+    *(AttentionKernel, AttentionBwdKernel, ChunkedAttentionKernel, CrossEntropyKernel, GatedMlpKernel),
+    *(GatedMlpBackwardKernel, RMSNormKernel, RMSNormBackwardKernel),
+)
 SMALL_DEVICES = 8  # CPU devices of a validation
 SCOPED_VMEM_MIB = (32, 64, 96)
 CHUNK_MIB = 1024  # by default
@@ -53,6 +63,7 @@ class TrainStepKernel(Kernel):
     timeout_s = 600.0
     cpu_devices = SMALL_DEVICES
     sources = (
+        "search_spaces.train_step",  # which of XLA's options a config means
         "kernels.train_step.layers",
         "kernels.train_step.loss",
         "kernels.train_step.mesh",
@@ -60,8 +71,9 @@ class TrainStepKernel(Kernel):
         "kernels.train_step.remat",
         "kernels.train_step.step",
         "kernels.train_step.transformer",
-        "kernels.attention.reference",
-        "kernels._precision",
+        *(source for kernel in PARTS for source in kernel.sources),
+        *("kernels.attention.api", "kernels.chunked_attention.api", "kernels.cross_entropy.api"),
+        *("kernels.gated_mlp.api", "kernels.norm.api", "kernels._dispatch"),
     )
 
     def space(self, problem: TrainProblem, chip: Chip) -> Space:

@@ -221,6 +221,74 @@ def test_the_two_ways_to_the_host_are_apart_and_each_does_one_thing_at_a_time():
     assert run(module(text)).parts_us == {"host": pytest.approx(2 * MIB / 16e3)}
 
 
+def test_numbers_made_of_numbers_are_free_and_what_reads_arrays_is_not():
+    text = """
+  %p = f32[1024]{0:T(1024)} parameter(0)
+  %i = s32[]{:T(128)} parameter(1)
+  %j = s32[]{:T(128)} fusion(%i), kind=kLoop, calls=%inner
+  %scale = f32[]{:T(128)} fusion(%i), kind=kLoop, calls=%inner
+  ROOT %finite.30_us = pred[]{:T(512)} fusion(%p), kind=kLoop, calls=%inner
+"""
+    assert run(module(text, LOOP)).total_us == pytest.approx(30.0)
+
+
+def test_a_start_of_what_is_no_transfer_is_refused():
+    for opcode in ("custom-call-start", "fusion-start"):
+        text = f"""
+  %p = f32[1024]{{0:T(1024)}} parameter(0)
+  ROOT %s = ((f32[1024]{{0}}), f32[8]{{0}}, u32[]{{:S(2)}}) {opcode}(%p), calls=%inner
+"""
+        with pytest.raises(UnresolvedError, match="is not understood"):
+            run(module(text, LOOP))
+
+
+def test_what_an_inner_loop_changes_is_not_known_to_the_outer_ones_next_pass():
+    """The inner loop's counter comes back in the element it came in: ten passes in all, not ten each time."""
+    outer = """
+%outer_body (p: (s32[], f32[8], s32[])) -> (s32[], f32[8], s32[]) {
+  %p.2 = (s32[]{:T(128)}, f32[8]{0:T(128)}, s32[]{:T(128)}) parameter(0)
+  %j = s32[]{:T(128)} get-tuple-element(%p.2), index=2
+  %one = s32[]{:T(128)} constant(1)
+  %j2 = s32[]{:T(128)} add(%j, %one)
+  %k = s32[]{:T(128)} get-tuple-element(%p.2), index=0
+  %y = f32[8]{0:T(128)} get-tuple-element(%p.2), index=1
+  %in.2 = (s32[]{:T(128)}, f32[8]{0:T(128)}) tuple(%k, %y)
+  %loop.2 = (s32[]{:T(128)}, f32[8]{0:T(128)}) while(%in.2), condition=%cond, body=%body
+  %k2 = s32[]{:T(128)} get-tuple-element(%loop.2), index=0
+  %y2 = f32[8]{0:T(128)} get-tuple-element(%loop.2), index=1
+  ROOT %out.2 = (s32[]{:T(128)}, f32[8]{0:T(128)}, s32[]{:T(128)}) tuple(%k2, %y2, %j2)
+}
+
+%outer_cond (p: (s32[], f32[8], s32[])) -> pred[] {
+  %p.3 = (s32[]{:T(128)}, f32[8]{0:T(128)}, s32[]{:T(128)}) parameter(0)
+  %j.3 = s32[]{:T(128)} get-tuple-element(%p.3), index=2
+  %three = s32[]{:T(128)} constant(3)
+  ROOT %less.3 = pred[]{:T(512)} compare(%j.3, %three), direction=LT
+}
+"""
+    entry = """
+  %p = f32[8]{0:T(128)} parameter(0)
+  %zero = s32[]{:T(128)} constant(0)
+  %in = (s32[]{:T(128)}, f32[8]{0:T(128)}, s32[]{:T(128)}) tuple(%zero, %p, %zero)
+  ROOT %loop = (s32[]{:T(128)}, f32[8]{0:T(128)}, s32[]{:T(128)}) while(%in), condition=%outer_cond, body=%outer_body
+"""
+    with pytest.raises(UnresolvedError, match=r"how often the loop loop\.2 runs"):
+        run(module(entry, LOOP.replace("STEP", "1").replace("LIMIT", "10") + outer))
+
+
+def test_only_whole_cubes_are_joined():
+    def cube(*sides: int) -> Interconnect:
+        x, y, z = sides
+        return Interconnect(get_chip("v4"), [(i, j, k) for k in range(z) for j in range(y) for i in range(x)])
+
+    along = [0, 4, 8, 12]  # z of 2x2x4
+    assert cube(2, 2, 4).gather_us(along, 4 * MIB) == pytest.approx(3 + 3 * MIB / LINK)
+    along = [0, 16, 32, 48]  # z of 4x4x4
+    assert cube(4, 4, 4).gather_us(along, 4 * MIB) == pytest.approx(2 + 3 * MIB / (2 * LINK))
+    pair = Interconnect(get_chip("v7x"), [(0, 0, 0), (0, 0, 0)])
+    assert pair.permute_us([(0, 1), (1, 0)], MIB) > MIB / 200e3  # two devices of one chip: not for nothing
+
+
 def test_other_devices_than_a_ring_share_their_links():
     line = links(4)
     row = [0, 1, 2, 3]
@@ -254,9 +322,10 @@ def test_groups_are_read_in_each_notation(text, groups):
 
 
 def test_groups_in_an_unknown_notation_are_refused():
-    line = "  ROOT %r = f32[8]{0} all-reduce(%p), channel_id=1, replica_groups=v9<axes>, to_apply=%add"
-    with pytest.raises(UnresolvedError, match="unknown notation"):
-        run(module(f"  %p = f32[8]{{0}} parameter(0)\n{line}"))
+    for text in ("v9<axes>", "mesh['a'=16] {'a':(1)2}"):
+        line = f"  ROOT %r = f32[8]{{0}} all-reduce(%p), channel_id=1, replica_groups={text}, to_apply=%add"
+        with pytest.raises(UnresolvedError, match="unknown notation"):
+            run(module(f"  %p = f32[8]{{0}} parameter(0)\n{line}"))
 
 
 def test_a_program_that_is_not_scheduled_is_refused():
@@ -274,5 +343,9 @@ def test_a_refusal_for_memory_says_how_much_was_needed():
     early = classify_compile_error(f"RESOURCE_EXHAUSTED: Ran out of memory on HBM, {text}")
     assert (early.status, early.peak_bytes) == (Status.HBM_OOM, int(33.35 * GIB))
     assert early.over_bytes == pytest.approx(17.6 * GIB, abs=2)
+    vast = classify_compile_error("in memory space hbm. Used 1.20T of 15.75G hbm.")
+    assert vast.over_bytes > 1000 * GIB
+    rounded = classify_compile_error("in memory space hbm. Used 15.75G of 15.75G hbm. Exceeded by 3.1M")
+    assert rounded.over_bytes == 1
     silent = classify_compile_error("E1000: CompileTimeHbmOom")
     assert (silent.status, silent.peak_bytes, silent.over_bytes) == (Status.HBM_OOM, None, None)

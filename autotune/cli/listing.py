@@ -89,7 +89,9 @@ def _lines(kernel: Kernel, document: dict[str, Any]) -> list[str]:
             lines += _wrapped("    - ", text)
         valid = document["configs"]
         of = f"{document['grid']:,} in the grid"
-        lines.append(f"  {valid:,} valid configs of {of}" if valid is not None else f"  the valid ones of {of}")
+        lines.append(
+            f"  {valid:,} valid configs of {of}" if valid is not None else f"  {of}, too many to count the valid ones"
+        )
     else:
         lines.append(f"  {document['grid']} points in the grid; `autotune list {document['name']}` says more")
     return [*lines, ""]

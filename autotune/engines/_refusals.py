@@ -7,12 +7,12 @@ import re
 from autotune.chips import MIB
 from autotune.outcome import Outcome, Status
 
-_VMEM_NEEDED = re.compile(r"Scoped allocation with size ([\d.]+)([KMG])")
+_VMEM_NEEDED = re.compile(r"Scoped allocation with size ([\d.]+)([KMGT])")
 # After buffers were assigned; and before, where the program is so far off that the compiler does not begin.
 _HBM_USED = re.compile(
-    r"Used ([\d.]+)([KMG]) of ([\d.]+)([KMG]) hbm|\(([\d.]+)([KMG])\) exceeds available HBM \(([\d.]+)([KMG])\)"
+    r"Used ([\d.]+)([KMGT]) of ([\d.]+)([KMGT]) hbm|\(([\d.]+)([KMGT])\) exceeds available HBM \(([\d.]+)([KMGT])\)"
 )
-_UNITS = {"K": 1024, "M": MIB, "G": 1024 * MIB}
+_UNITS = {"K": 1024, "M": MIB, "G": 1024 * MIB, "T": 1024**2 * MIB}
 _MESSAGE_LIMIT = 2000
 
 
@@ -26,7 +26,7 @@ def classify_compile_error(text: str) -> Outcome:
     if "hbmoom" in lowered or "out of memory on hbm" in lowered or "memory space hbm" in lowered:
         used = [part for part in found.groups() if part] if (found := _HBM_USED.search(text)) else []
         needed = _bytes(*used[:2]) if used else None
-        over = needed - _bytes(*used[2:]) if needed is not None else None
+        over = max(1, needed - _bytes(*used[2:])) if needed is not None else None  # figures are rounded
         return Outcome(Status.HBM_OOM, peak_bytes=needed, over_bytes=over, message=text)
     if "mosaic failed" in lowered or "e2001" in lowered or "e2002" in lowered or "e2003" in lowered:
         return Outcome(Status.LOWERING_ERROR, message=text)

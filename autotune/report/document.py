@@ -64,10 +64,10 @@ def build(results: Path, kernel: str, presets: Sequence[Preset]) -> list[Part]:
 
 
 def _memory(records: Sequence[TrialRecord]) -> list[Part]:
-    """What less memory costs in time, and what did not fit; nothing where memory was never short of anything."""
+    """What less memory costs in time, and what did not fit; nothing where everything did."""
     front, refused = memory_frame(records), refused_frame(records)
     parts = []
-    if len(front) > 1:
+    if len(refused) and len(front) > 1:
         parts += [Part("Time against memory", 3), Part(_formatted(front))]
     if len(refused):
         parts += [Part("Out of memory", 3), Part(refused)]

@@ -116,6 +116,12 @@ class Pool:
         return np.where(words, np.minimum(steps, 1) * WORD_STEPS, steps).sum(axis=1)
 
 
+def any_valid(space: Space) -> bool:
+    """Whether the search would find anything: in a vast grid, whether a sample does."""
+    configs = space if space.cardinality <= GRID_LIMIT else _sample(space, 0)
+    return next(iter(configs), None) is not None
+
+
 def _descent(space: Space, estimate: Callable[[Config], float], start: Config) -> Iterator[dict[str, Any]]:
     """All valid configs on the way from `start` to one that no change of a single parameter makes faster."""
     best, best_ms = dict(start), estimate(start)

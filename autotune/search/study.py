@@ -252,7 +252,7 @@ class TuningStudy:
                 self._study.tell(trial, outcome.time_ms)
             else:
                 # How far off it is tells the sampler where to look; of most refusals only that they are.
-                over = outcome.over_bytes / GIB if outcome.over_bytes else 1.0
+                over = 1.0 if outcome.over_bytes is None else outcome.over_bytes / GIB
                 trial.set_constraint(outcome.status.value, over)
                 self._study.tell(trial, state=TrialState.PRUNED)
 

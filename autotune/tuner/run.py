@@ -24,6 +24,7 @@ from autotune.search import (
     fastest_first,
     reasons,
 )
+from autotune.search.pool import any_valid
 from autotune.search.storage import shown, working
 from autotune.space import config_key
 from autotune.tuner.choice import Choice
@@ -41,8 +42,7 @@ def check(task: Task, settings: SearchSettings) -> None:
         ResultsError: A results file cannot be read.
     """
     space, baselines = task.kernel.space(task.problem, task.chip), task.kernel.baselines(task.problem, task.chip)
-    # A grid may be too large to come to its first valid config.
-    if all(space.why_invalid(config) for config in baselines.values()) and next(iter(space), None) is None:
+    if all(space.why_invalid(config) for config in baselines.values()) and not any_valid(space):
         raise UsageError(f"{task.kernel.name} has no valid config for {task.problem} on {task.chip.name}")
     given = f"--results {settings.results}"
     for folder in (settings.results / "studies", preset_file(task, settings.results).parent):
@@ -134,7 +134,9 @@ def tune(
         seconds=time.monotonic() - started,
         stopped_because=reason,
         study=study.name,
-        needed_bytes=tuple(r.outcome.peak_bytes for r in records if r.outcome.over_bytes and r.outcome.peak_bytes),
+        needed_bytes=tuple(
+            r.outcome.peak_bytes for r in records if r.outcome.over_bytes is not None and r.outcome.peak_bytes
+        ),
         gave_up=choice.gave_up,
         messages=reasons(records),
         final=final,

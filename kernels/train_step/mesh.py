@@ -74,12 +74,12 @@ def parameter_spec(name: str, shape: Sequence[int], sizes: Mapping[str, int]) ->
     dimensions = DIMENSIONS[name]
     stacked = len(shape) - len(dimensions)
     axes: list[tuple[str, ...]] = [()] * len(shape)
-    if len(dimensions) == 1:
+    if len(dimensions) == 1 or stacked < 0:  # A vector; or an optimizer's own, of another form than the parameter.
         return PartitionSpec(*[None] * len(shape))
     for place, what in enumerate(dimensions, stacked):
         if what in TENSOR_DIMENSIONS and sizes["tensor"] > 1 and shape[place] % sizes["tensor"] == 0:
             axes[place] = ("tensor",)
-    for place in sorted(range(stacked, len(shape)), key=lambda place: bool(axes[place])):
+    for place in sorted(range(stacked, len(shape)), key=lambda place: dimensions[place - stacked] != "width"):
         shards = math.prod(sizes[axis] for axis in axes[place]) * sizes["fsdp"]
         if sizes["fsdp"] > 1 and shape[place] % shards == 0:
             axes[place] = (*axes[place], "fsdp")

@@ -114,7 +114,8 @@ def hidden_states(
         return x
 
     if any(f"remat_{name}" in config for name in NAMES):
-        step = jax.checkpoint(step, policy=policy(config), prevent_cse=not scanned)
+        # In a loop nothing else is there to be taken for the same; a loop of one pass is none.
+        step = jax.checkpoint(step, policy=policy(config), prevent_cse=not scanned or count == 1)
     groups = jax.tree.map(lambda array: array.reshape(count, group, *array.shape[1:]), parameters["blocks"])
     if scanned:
         x, _ = jax.lax.scan(lambda x, blocks: (step(x, blocks), None), x, groups)

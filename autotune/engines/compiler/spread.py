@@ -86,15 +86,16 @@ def _in_order(form: Compilable) -> list[Any]:
 
 def _predicted(timeline: Timeline, compile_s: float, peak: int) -> Outcome:
     parts = dict(timeline.parts_us)
+    parts["memory"] = parts.get("memory", 0.0) + parts.pop("copies", 0.0)
     notes = [f"{1e-3 * took:.4g} ms of it by {how}" for how, took in sorted(timeline.estimated_us.items())]
-    notes += [f"{1e-3 * parts[name]:.4g} ms of it waits for {name}" for name in ("copies", "host") if parts.get(name)]
+    notes += [f"{1e-3 * parts['host']:.4g} ms of it waits for the host"] if parts.get("host") else []
     return Outcome(
         Status.OK,
         time_ms=timeline.total_us / 1e3,
         compute_ms=parts.get("compute", 0.0) / 1e3,
-        memory_ms=timeline.memory_us / 1e3,
+        memory_ms=parts["memory"] / 1e3,
         collective_ms=parts.get("collectives", 0.0) / 1e3,
-        bound=max(parts, key=lambda name: parts[name]).replace("copies", "memory"),
+        bound=max(parts, key=lambda name: parts[name]),
         source=Source.SCHEDULE,
         compile_s=compile_s,
         peak_bytes=peak,

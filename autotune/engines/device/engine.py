@@ -37,12 +37,13 @@ class DeviceEngine(PooledEngine):
         self._lock = hardware.reserve()
         small = validation_environment(task.kernel.cpu_devices)
         # A program for several devices has them all, in one process.
-        spread = task.kernel.devices(task.problem) > 1
+        devices = task.kernel.devices(task.problem)
+        spread = devices > 1
         count = 1 if spread else min(jobs, device.count)
         pool = WorkerPool(
             count,
             warm_up=hardware.DESCRIBE,
-            environment=hardware.environment() | many_cpus(task.kernel.cpu_devices),
+            environment=hardware.environment() | many_cpus(max(devices, task.kernel.cpu_devices)),
             own=[{}] if spread else hardware.own_environments(count),
             recycle_bytes=_RECYCLE_BYTES,
         )

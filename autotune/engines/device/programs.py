@@ -121,8 +121,8 @@ def input_sets(kernel: Kernel, problem: Any, seed: int) -> InputSets:
             nbytes = sum(spec.nbytes for spec in kernel.arguments(problem))
             _inputs[key] = InputSets(lambda number: kernel.make_inputs(problem, number), seed, nbytes)
         else:
-            first = jax.tree.leaves(kernel.program_inputs(problem, seed))
-            nbytes = sum(leaf.nbytes for leaf in first)
+            leaves = jax.tree.leaves(jax.eval_shape(lambda: kernel.program_inputs(problem, seed)))
+            nbytes = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
             _inputs[key] = InputSets(lambda n: tuple(jax.tree.leaves(kernel.program_inputs(problem, n))), seed, nbytes)
     return _inputs[key]
 
@@ -137,7 +137,7 @@ def load(kernel: Kernel, problem: Any, config: Config | None, seed: int) -> Prog
     """The compiled kernel, or its reference where `config` is None; or why there is none, as an outcome."""
     key = (kernel.name, problem, format_config(config) if config is not None else None)
     if key not in _programs:
-        compiled = _compile(_form(kernel, problem, config))
+        compiled = _compile(_form(kernel, problem, config), kernel.devices(problem))
         if isinstance(compiled, Outcome):
             return compiled
         _programs[key] = compiled
@@ -174,7 +174,7 @@ def _form(kernel: Kernel, problem: Any, config: Config | None) -> Callable[[], C
     return on_one if kernel.devices(problem) == 1 else on_many
 
 
-def _compile(build: Callable[[], Compilable]) -> Callable[[InputSets], Program] | Outcome:
+def _compile(build: Callable[[], Compilable], devices: int) -> Callable[[InputSets], Program] | Outcome:
     started = time.monotonic()
     name = f"autotune_{next(_numbers)}"
     try:
@@ -194,7 +194,7 @@ def _compile(build: Callable[[], Compilable]) -> Callable[[InputSets], Program] 
         return dataclasses.replace(refusal, compile_s=time.monotonic() - started)
     compile_s = time.monotonic() - started
     peak_bytes = program_bytes(compiled)
-    if too_large := _too_large(peak_bytes):
+    if too_large := _too_large(peak_bytes, devices):
         return dataclasses.replace(too_large, compile_s=compile_s, peak_bytes=peak_bytes)
     formats = tuple(compiled.input_formats[0])
     return lambda inputs: Program(name, compiled, inputs, form.donated, compile_s, peak_bytes, formats)
@@ -209,9 +209,18 @@ def program_bytes(compiled: Any) -> int | None:
     return sum(parts) - stats.alias_size_in_bytes
 
 
-def _too_large(peak_bytes: int | None) -> Outcome | None:
-    """Refuses what the device cannot hold: a CPU's process would be killed for it, and others with it."""
+def _too_large(peak_bytes: int | None, devices: int) -> Outcome | None:
+    """Refuses what the device cannot hold: a CPU's process would be killed for it, and others with it.
+
+    Args:
+        peak_bytes: What the program takes of each device.
+        devices: That it is spread over; those of a CPU share one memory.
+    """
     limit = memory_limit(jax.devices()[0].memory_stats())
-    if limit is None or peak_bytes is None or peak_bytes <= limit:
+    if limit is None or peak_bytes is None:
         return None
-    return Outcome(Status.HBM_OOM, message=f"the program takes {memory(peak_bytes)}, and there are {memory(limit)}")
+    needed = peak_bytes * (devices if jax.default_backend() == "cpu" else 1)
+    if needed <= limit:
+        return None
+    text = f"the program takes {memory(needed)}, and there are {memory(limit)}"
+    return Outcome(Status.HBM_OOM, over_bytes=needed - limit, message=text)

@@ -24,10 +24,10 @@ def collective_in(module: Module, one: Instruction) -> Instruction | None:
     """The collective that an instruction is, or that the computation it calls holds; None where there is none."""
     if kind_of(one):
         return one
-    if one.opcode in ("fusion", "async-start", "call") and "calls" in one.called:
+    if "calls" in one.called:
         for inner in module.computations[one.called["calls"]]:
-            if kind_of(inner):
-                return inner
+            if found := collective_in(module, inner):
+                return found
     return None
 
 
@@ -56,16 +56,16 @@ def microseconds(
         # Each operand's own results and semaphores come with it.
         return links.permute_us([pair for pair in pairs if pair[0] != pair[1]], _total(given))
     groups = replica_groups(one, devices)
+    if kind in ("all-to-all", "ragged-all-to-all"):
+        return links.exchange_us(groups, _total(given))
     longest = 0.0
     for group in groups:
         if kind == "all-gather":
             took = links.gather_us(group, _total(given) * len(group))
         elif kind == "reduce-scatter" or scattered:
             took = links.gather_us(group, _total(given))
-        elif kind == "all-reduce":
-            took = links.reduce_us(group, _total(given))
         else:
-            took = links.exchange_us(group, _total(given))
+            took = links.reduce_us(group, _total(given))
         longest = max(longest, took)
     return longest
 
@@ -99,7 +99,7 @@ def replica_groups(one: Instruction, devices: int) -> list[list[int]]:
 def _mesh_groups(axes_text: str, rest: str, text: str) -> list[list[int]]:
     """``mesh['a'=2,'b'=8] {'b'}``: devices that differ in their place along b alone are one group."""
     axes = {name: int(size) for name, size in _AXIS.findall(axes_text)}
-    named = re.fullmatch(r"\s*\{([^}]*)\}\s*", rest)
+    named = re.fullmatch(r"\s*\{((?:'[^']+'(?:,\s*)?)+)\}\s*", rest)
     along = re.findall(r"'([^']+)'", named[1]) if named else []
     if not axes or not along or not set(along) <= set(axes):
         raise UnresolvedError(f"the groups of a collective are in an unknown notation: {text[:80]}")

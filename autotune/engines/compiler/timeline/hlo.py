@@ -68,11 +68,6 @@ class Instruction:
         return sum(array.nbytes for array in self.arrays)
 
     @property
-    def scalar(self) -> bool:
-        """Whether it is one integer or flag: the scalar unit's work, which costs next to nothing."""
-        return len(self.arrays) == 1 and not self.arrays[0].shape and self.arrays[0].dtype[0] in "sup"
-
-    @property
     def estimated_cycles(self) -> int | None:
         """XLA's own estimate of a fusion."""
         found = _CYCLES.search(self.text)

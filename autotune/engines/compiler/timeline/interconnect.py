@@ -8,6 +8,7 @@ cubes of four on v4, v5p and v7x.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections import Counter
 from collections.abc import Sequence
@@ -37,7 +38,7 @@ class Interconnect:
     chip: Chip
     coordinates: Sequence[Coordinates]
 
-    @property
+    @functools.cached_property
     def _shape(self) -> tuple[int, ...]:
         return tuple(1 + max(along) for along in zip(*self.coordinates, strict=True))
 
@@ -45,8 +46,16 @@ class Interconnect:
     def _bytes_per_us(self) -> float:
         return _LINKS[self.chip.name][0] * 1e3 * _EFFICIENCY
 
+    @functools.cached_property
+    def _rings(self) -> tuple[bool, ...]:
+        """Of each dimension, whether its ends are joined."""
+        least = _LINKS[self.chip.name][1]
+        if least == 4:  # made of cubes, which are joined as wholes
+            return (all(side % 4 == 0 for side in self._shape),) * len(self._shape)
+        return tuple(side >= least for side in self._shape)
+
     def _is_ring(self, axis: int) -> bool:
-        return self._shape[axis] >= _LINKS[self.chip.name][1]
+        return self._rings[axis]
 
     def gather_us(self, group: Sequence[int], nbytes: float) -> float:
         """An all-gather to, or a reduce-scatter of, `nbytes` in all, within one of several equal groups.
@@ -73,10 +82,10 @@ class Interconnect:
         """An all-reduce of `nbytes`: a reduce-scatter, and an all-gather of what it leaves."""
         return 2 * self.gather_us(group, nbytes)
 
-    def exchange_us(self, group: Sequence[int], nbytes: float) -> float:
-        """An all-to-all in which each device of a group gives away `nbytes` in all, in equal parts."""
-        pairs = [pair for pair in itertools.product(group, repeat=2) if pair[0] != pair[1]]
-        return self.permute_us(pairs, nbytes / len(group))
+    def exchange_us(self, groups: Sequence[Sequence[int]], nbytes: float) -> float:
+        """An all-to-all in which each device of the groups gives away `nbytes` in all, in equal parts."""
+        pairs = [(a, b) for group in groups for a, b in itertools.product(group, repeat=2) if a != b]
+        return self.permute_us(pairs, nbytes / len(groups[0]))
 
     def permute_us(self, pairs: Sequence[tuple[int, int]], nbytes: float) -> float:
         """`nbytes` from each first device to its second, all at once, along shortest paths, dimension by dimension."""
@@ -87,6 +96,8 @@ class Interconnect:
             loads.update(itertools.pairwise(path))
             hops = max(hops, len(path) - 1)
         busiest = max(loads.values(), default=0)
+        if pairs and not loads:  # within a chip, as `gather_us` has it
+            return _HOP_US + nbytes / (2 * self._bytes_per_us)
         return hops * _HOP_US + busiest * nbytes / self._bytes_per_us
 
     def _path(self, source: Coordinates, target: Coordinates) -> list[Coordinates]:

@@ -12,7 +12,7 @@ Value = int | None
 """None: a run alone would know."""
 # A loop of more passes than this is no loop over layers, micro-batches or shards.
 MAX_PASSES = 100_000
-_COPIES = ("copy", "convert", "bitcast", "optimization-barrier")
+_COPIES = ("copy", "convert", "bitcast", "opt-barrier", "optimization-barrier")
 _BINARY: dict[str, Callable[[int, int], int]] = {
     "add": operator.add,
     "subtract": operator.sub,
@@ -73,6 +73,7 @@ def known_elements(
             return None
         kept = body[root.operands[index]]
         same = kept.opcode == "get-tuple-element" and _index(kept) == index
+        same = same and body[kept.operands[0]].opcode == "parameter"
         return start.element(loop.operands[0], index) if same else None
 
     return element

@@ -12,6 +12,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Callable, Mapping
 
+from autotune.engines.compiler.schedule.core import HBM_EFFICIENCY
 from autotune.engines.compiler.schedule.scalar import UnresolvedError
 from autotune.engines.compiler.timeline.collectives import collective_in, microseconds
 from autotune.engines.compiler.timeline.hlo import HOST_SPACE, Computation, Instruction, Module
@@ -29,8 +30,8 @@ _FREE_TARGETS = {
     *("AllocateBuffer", "ConcatBitcast", "SliceBitcast", "AssumeGatherIndicesInBound", "Sharding"),
     *("SPMDFullToShardShape", "SPMDShardToFullShape", "AssignRaggedMetadata", "GatherScatterIndicesBitpacked"),
 }
+_TRANSFERS = ("copy", "slice", "dynamic-slice", "dynamic-update-slice")
 _START, _DONE = "AsyncCollectiveStart", "AsyncCollectiveDone"
-_HBM_EFFICIENCY = 0.916  # as the schedule's own memory has it
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,13 +43,11 @@ class Timeline:
             up, the others are waits for what could not be hidden.
         estimated_us: Of that, time of ops whose schedule could not be played, by how they were estimated.
         collectives_us: What the collectives take, hidden or not.
-        memory_us: What the ops' HBM traffic takes, hidden or not.
     """
 
     parts_us: Mapping[str, float]
     estimated_us: Mapping[str, float]
     collectives_us: float
-    memory_us: float
 
     @property
     def total_us(self) -> float:
@@ -67,7 +66,7 @@ def walk(module: Module, op_time: Callable[[Instruction], OpTime], links: Interc
         UnresolvedError: Something in it is not understood.
     """
     tally = _Walker(module, op_time, links).computation(module.entry, lambda index: None)
-    return Timeline(dict(tally.parts), dict(tally.estimated), tally.collectives, tally.memory)
+    return Timeline(dict(tally.parts), dict(tally.estimated), tally.collectives)
 
 
 class _Tally:
@@ -77,7 +76,6 @@ class _Tally:
         self.parts: Counter[str] = Counter()
         self.estimated: Counter[str] = Counter()
         self.collectives = 0.0
-        self.memory = 0.0
 
     @property
     def now(self) -> float:
@@ -89,7 +87,6 @@ class _Tally:
         for name, took in other.estimated.items():
             self.estimated[name] += times * took
         self.collectives += times * other.collectives
-        self.memory += times * other.memory
 
 
 class _Carriers:
@@ -118,20 +115,20 @@ class _Walker:
     def __init__(self, module: Module, op_time: Callable[[Instruction], OpTime], links: Interconnect) -> None:
         self._module, self._op_time, self._links = module, op_time, links
         chip = links.chip
-        self._hbm_bytes_per_us = chip.hbm_gbps * 1e3 * _HBM_EFFICIENCY
+        self._hbm_bytes_per_us = chip.hbm_gbps * 1e3 * HBM_EFFICIENCY
         self._host_bytes_per_us = HOST_GBPS[chip.name] * 1e3
 
     def computation(self, computation: Computation, passed: Callable[[int], Value]) -> _Tally:
         tally, carriers = _Tally(), _Carriers()
         for one in computation:
-            if one.opcode in _FREE or one.scalar or one.target in _FREE_TARGETS:
+            if one.opcode in _FREE or one.target in _FREE_TARGETS or self._scalar_work(computation, one):
                 continue
             if one.opcode == "while":
                 body = self._module.computations[one.called["body"]]
                 passes = trip_count(self._module, computation, one, passed)
                 inside = known_elements(self._module, computation, one, passed)
                 tally.add(self.computation(body, inside), passes)
-            elif one.opcode in ("conditional", "call") and not one.opcode.endswith("-start"):
+            elif one.opcode in ("conditional", "call"):
                 branches = [self._module.computations[name] for name in one.called.values()]
                 tallies = [self.computation(branch, lambda index: None) for branch in branches]
                 tally.add(max(tallies, key=lambda one: one.now))
@@ -145,10 +142,15 @@ class _Walker:
                 self._op(one, tally)
         return tally
 
+    def _scalar_work(self, computation: Computation, one: Instruction) -> bool:
+        """Whether the scalar unit does it, at next to no cost: numbers made of numbers."""
+        arrays = [array for name in one.operands for array in computation[name].arrays]
+        alone = all(not array.shape for array in (*one.arrays, *arrays))
+        return alone and one.opcode != "while" and collective_in(self._module, one) is None
+
     def _op(self, one: Instruction, tally: _Tally) -> None:
         took = self._op_time(one)
         tally.parts[MEMORY if took.memory_us > took.compute_us else COMPUTE] += took.time_us
-        tally.memory += took.memory_us
         if took.estimate:
             tally.estimated[took.estimate] += took.time_us
 
@@ -162,8 +164,9 @@ class _Walker:
             inside = self._module.computations[one.called["calls"]]
             marks = {inner.target for inner in inside}
         name = f"channel {collective.attribute('channel_id')}"
-        scattered = collective.opcode == "all-reduce" and any(inner.opcode == "dynamic-slice" for inner in inside)
-        scattered = scattered and collective is not one
+        scattered = collective.opcode == "all-reduce" and any(
+            inner.opcode == "dynamic-slice" and collective.name in inner.operands for inner in inside
+        )
         if _DONE in marks:
             if not carriers.wait(name, tally):
                 raise UnresolvedError(f"{one.name} awaits a collective that was never started")
@@ -190,12 +193,13 @@ class _Walker:
 
     def _copy(self, one: Instruction, carriers: _Carriers, tally: _Tally) -> None:
         """A transfer of the smallest array that it names: a slice's, where it moves a slice."""
+        kind = one.opcode.removesuffix("-start")
+        if kind == "async":
+            called = self._module.computations[one.called["calls"]]
+            kind = called[called.root].opcode
         arrays = [array for array in one.arrays if array.shape]
-        if "calls" in one.called:
-            arrays += [array for inner in self._module.computations[one.called["calls"]] for array in inner.arrays]
-            arrays = [array for array in arrays if array.shape]
-        if not arrays:
-            raise UnresolvedError(f"what {one.name} ({one.opcode}) moves is not understood")
+        if kind not in _TRANSFERS or not arrays:
+            raise UnresolvedError(f"what {one.name} ({one.opcode}) does is not understood")
         nbytes = min(array.nbytes for array in arrays)
         if any(array.space == HOST_SPACE for array in arrays):
             # A copy's type is (result, operand, …), the others' ((operands), result, …).
