@@ -137,6 +137,28 @@ def test_a_collective_that_nothing_hides_is_waited_for():
     assert timeline.total_us == pytest.approx(GATHER_US)
 
 
+REDUCE = "all-reduce(%p), channel_id=1, replica_groups=[1,16]<=[16], use_global_device_ids=true, to_apply=%add"
+
+
+def test_an_all_reduce_of_which_each_keeps_a_part_is_half_of_one():
+    """Fused with its slice it is a reduce-scatter; followed by a slice it is not."""
+    whole = 2 * GATHER_US
+    apart = f"""
+  %p = bf16[8388608]{{0:T(1024)}} parameter(0)
+  %i = s32[]{{:T(128)}} parameter(1)
+  %r = bf16[8388608]{{0:T(1024)}} {REDUCE}
+  ROOT %part.0_us = bf16[524288]{{0:T(1024)}} dynamic-slice(%r, %i)
+"""
+    fused = """
+  %p = bf16[8388608]{0:T(1024)} parameter(0)
+  %i = s32[]{:T(128)} parameter(1)
+  ROOT %all-reduce-scatter = bf16[524288]{0:T(1024)} fusion(%p, %i), kind=kCustom, calls=%scattered
+"""
+    before = f"%scattered (p: bf16[8388608], i: s32[]) -> bf16[524288] {{{apart.replace('.0_us', '')}}}\n"
+    assert run(module(apart)).total_us == pytest.approx(whole)
+    assert run(module(fused, before)).total_us == pytest.approx(whole / 2)
+
+
 @pytest.mark.parametrize(("between", "waits"), [(100, GATHER_US - 100), (1000, 0.0)])
 def test_what_is_between_start_and_done_hides_a_collective(between, waits):
     text = f"""

@@ -20,13 +20,14 @@ _AXIS = re.compile(r"'([^']+)'=(\d+)")
 _IOTA = re.compile(r"\[(?P<shape>[\d,]+)\]<=\[(?P<dims>[\d,]+)\](?:T\((?P<order>[\d,]+)\))?")
 
 
-def collective_in(module: Module, one: Instruction) -> Instruction | None:
-    """The collective that an instruction is, or that the computation it calls holds; None where there is none."""
+def collective_in(module: Module, computation: Computation, one: Instruction) -> tuple[Computation, Instruction] | None:
+    """The collective that an instruction is, or that what it calls holds, and where; None where there is none."""
     if kind_of(one):
-        return one
+        return computation, one
     if "calls" in one.called:
-        for inner in module.computations[one.called["calls"]]:
-            if found := collective_in(module, inner):
+        called = module.computations[one.called["calls"]]
+        for inner in called:
+            if found := collective_in(module, called, inner):
                 return found
     return None
 

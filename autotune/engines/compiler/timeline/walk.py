@@ -134,8 +134,8 @@ class _Walker:
                 tally.add(max(tallies, key=lambda one: one.now))
             elif one.opcode.endswith("-done") or one.opcode == "async-update":
                 self._await(computation, one, carriers, tally)
-            elif (collective := collective_in(self._module, one)) is not None:
-                self._collective(computation, one, collective, carriers, tally)
+            elif (found := collective_in(self._module, computation, one)) is not None:
+                self._collective(one, *found, carriers, tally)
             elif one.opcode.endswith("-start"):
                 self._copy(one, carriers, tally)
             else:
@@ -146,7 +146,7 @@ class _Walker:
         """Whether the scalar unit does it, at next to no cost: numbers made of numbers."""
         arrays = [array for name in one.operands for array in computation[name].arrays]
         alone = all(not array.shape for array in (*one.arrays, *arrays))
-        return alone and one.opcode != "while" and collective_in(self._module, one) is None
+        return alone and one.opcode != "while" and collective_in(self._module, computation, one) is None
 
     def _op(self, one: Instruction, tally: _Tally) -> None:
         took = self._op_time(one)
@@ -155,23 +155,19 @@ class _Walker:
             tally.estimated[took.estimate] += took.time_us
 
     def _collective(
-        self, computation: Computation, one: Instruction, collective: Instruction, carriers: _Carriers, tally: _Tally
+        self, one: Instruction, inside: Computation, collective: Instruction, carriers: _Carriers, tally: _Tally
     ) -> None:
         """A start begins it; a done waits for it; an op that merely moves one on, as it goes along, is an op."""
-        inside = computation
-        marks: set[str] = set()
-        if collective is not one:
-            inside = self._module.computations[one.called["calls"]]
-            marks = {inner.target for inner in inside}
+        fused = collective is not one
+        marks = {inner.target for inner in inside} if fused else set()
         name = f"channel {collective.attribute('channel_id')}"
-        scattered = collective.opcode == "all-reduce" and any(
-            inner.opcode == "dynamic-slice" and collective.name in inner.operands for inner in inside
-        )
+        sliced = any(inner.opcode == "dynamic-slice" and collective.name in inner.operands for inner in inside)
+        scattered = fused and collective.opcode == "all-reduce" and sliced
         if _DONE in marks:
             if not carriers.wait(name, tally):
                 raise UnresolvedError(f"{one.name} awaits a collective that was never started")
             return
-        if _START not in marks and "chain_id" in collective.text and collective is not one:
+        if _START not in marks and "chain_id" in collective.text and fused:
             self._op(one, tally)
             return
         took = microseconds(self._links, inside, collective, scattered=scattered, devices=len(self._links.coordinates))
