@@ -95,13 +95,10 @@ class TrainStepKernel(Kernel):
     def make_inputs(self, problem: TrainProblem, seed: int) -> tuple[jax.Array, ...]:
         """Initial parameters, and random tokens."""
         import jax
-        import jax.numpy as jnp
 
         from kernels.train_step.transformer import initial_parameters
 
-        size = (problem.batch, problem.seq_len + 1)
-        tokens = jax.random.randint(jax.random.key(seed), size, 0, problem.shape.vocab, jnp.int32)
-        return *jax.tree.leaves(initial_parameters(problem.shape, seed)), tokens
+        return *jax.tree.leaves(initial_parameters(problem.shape, seed)), _tokens(problem, seed)
 
     def bind(self, problem: TrainProblem, config: Config, *, interpret: Any = False) -> Callable[..., Any]:
         """The loss and its gradients in the parameters' order, on a mesh of the process's first devices.
@@ -206,7 +203,15 @@ class TrainStepKernel(Kernel):
         """The initial state, and random tokens."""
         from kernels.train_step.step import initial_state
 
-        return initial_state(problem, seed), self.make_inputs(problem, seed)[-1]
+        return initial_state(problem, seed), _tokens(problem, seed)
+
+
+def _tokens(problem: TrainProblem, seed: int) -> jax.Array:
+    import jax
+    import jax.numpy as jnp
+
+    size = (problem.batch, problem.seq_len + 1)
+    return jax.random.randint(jax.random.key(seed), size, 0, problem.shape.vocab, jnp.int32)
 
 
 def compiler_options(problem: TrainProblem, config: Config) -> dict[str, str | int | bool]:

@@ -51,12 +51,13 @@ class Pool:
         found = {config_key(config): dict(config) for config in extra}
         for config in space if self.complete else _sample(space, seed):
             found.setdefault(config_key(config), config)
+        estimates = {key: estimate(config) for key, config in found.items()}
         if not self.complete:
-            known = {key: estimate(config) for key, config in found.items()}
-            starts = [*extra, *(found[key] for key in sorted(found, key=lambda key: known[key])[:DESCENTS])]
-            for start in starts:
-                found |= {config_key(config): config for config in _descent(space, estimate, start)}
-        ranked = sorted((estimate(config), i, config) for i, config in enumerate(found.values()))
+            best = sorted(found, key=lambda key: estimates[key])[:DESCENTS]
+            for start in (*extra, *(found[key] for key in best)):
+                for config, time_ms in _descent(space, estimate, start):
+                    found[config_key(config)], estimates[config_key(config)] = config, time_ms
+        ranked = sorted((estimates[key], i, config) for i, (key, config) in enumerate(found.items()))
         self._space = space
         self._encoding = encoding
         self.configs = [config for _, _, config in ranked]
@@ -122,8 +123,10 @@ def any_valid(space: Space) -> bool:
     return next(iter(configs), None) is not None
 
 
-def _descent(space: Space, estimate: Callable[[Config], float], start: Config) -> Iterator[dict[str, Any]]:
-    """All valid configs on the way from `start` to one that no change of a single parameter makes faster."""
+def _descent(
+    space: Space, estimate: Callable[[Config], float], start: Config
+) -> Iterator[tuple[dict[str, Any], float]]:
+    """All valid configs, and their estimates, on the way to one that no change of a single parameter makes faster."""
     best, best_ms = dict(start), estimate(start)
     while True:
         before = best_ms
@@ -131,8 +134,9 @@ def _descent(space: Space, estimate: Callable[[Config], float], start: Config) -
             for candidate in param.candidates:
                 config = {**best, name: candidate}
                 if space.why_invalid(config) is None:
-                    yield config
-                    if (time_ms := estimate(config)) < best_ms:
+                    time_ms = estimate(config)
+                    yield config, time_ms
+                    if time_ms < best_ms:
                         best, best_ms = config, time_ms
         if best_ms == before:
             return

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from autotune.chips import Chip
+from autotune.engines._memory import program_bytes
 from autotune.engines._refusals import text_of
 from autotune.engines.compiler.schedule import UnresolvedError, read_dumps
 from autotune.engines.compiler.timeline import Interconnect, OpTimes, Timeline, parse, walk
@@ -40,7 +41,7 @@ def compile_spread(
     program = compile_program(form.function, form.arguments, form.options)
     if isinstance(program, Outcome):
         return program
-    peak = peak_bytes(program.compiled)
+    peak = program_bytes(program.compiled)
     try:
         timeline = _timeline(program, chip, _in_order(form))
         if timeline.total_us < POSSIBLE * roofline_ms * 1e3:
@@ -63,13 +64,6 @@ def compile_spread(
     )
 
 
-def peak_bytes(compiled: Any) -> int:
-    """Device memory that a call of it takes: arguments, results that do not take their place, and temporaries."""
-    memory = compiled.memory_analysis()
-    kept = memory.output_size_in_bytes - memory.alias_size_in_bytes
-    return int(memory.argument_size_in_bytes + memory.temp_size_in_bytes + kept)
-
-
 def _timeline(program: Program, chip: Chip, devices: Sequence[Any]) -> Timeline:
     ops = OpTimes(read_dumps(program.dumps), chip)
     links = Interconnect(chip, [tuple(device.coords) for device in devices])
@@ -84,7 +78,7 @@ def _in_order(form: Compilable) -> list[Any]:
     return list(first.sharding.mesh.devices.flat)
 
 
-def _predicted(timeline: Timeline, compile_s: float, peak: int) -> Outcome:
+def _predicted(timeline: Timeline, compile_s: float, peak: int | None) -> Outcome:
     parts = dict(timeline.parts_us)
     parts["memory"] = parts.get("memory", 0.0) + parts.pop("copies", 0.0)
     notes = [f"{1e-3 * took:.4g} ms of it by {how}" for how, took in sorted(timeline.estimated_us.items())]

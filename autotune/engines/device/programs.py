@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from autotune.engines._memory import program_bytes
 from autotune.engines._refusals import classify_compile_error, classify_run_error, text_of
 from autotune.engines.device.hardware import memory_limit
 from autotune.kernel import Compilable, Kernel
@@ -198,15 +199,6 @@ def _compile(build: Callable[[], Compilable], devices: int) -> Callable[[InputSe
         return dataclasses.replace(too_large, compile_s=compile_s, peak_bytes=peak_bytes)
     formats = tuple(compiled.input_formats[0])
     return lambda inputs: Program(name, compiled, inputs, form.donated, compile_s, peak_bytes, formats)
-
-
-def program_bytes(compiled: Any) -> int | None:
-    """Bytes of arguments, results and temporaries, where the compiler accounts for them."""
-    stats = compiled.memory_analysis()
-    if stats is None:
-        return None
-    parts = (stats.argument_size_in_bytes, stats.output_size_in_bytes, stats.temp_size_in_bytes)
-    return sum(parts) - stats.alias_size_in_bytes
 
 
 def _too_large(peak_bytes: int | None, devices: int) -> Outcome | None:

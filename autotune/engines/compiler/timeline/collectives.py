@@ -38,9 +38,7 @@ def kind_of(one: Instruction) -> str | None:
     return kind if kind in KINDS else None
 
 
-def microseconds(
-    links: Interconnect, computation: Computation, one: Instruction, *, scattered: bool, devices: int
-) -> float:
+def microseconds(links: Interconnect, computation: Computation, one: Instruction, *, scattered: bool) -> float:
     """What a collective takes once it has the links for itself.
 
     Args:
@@ -48,7 +46,6 @@ def microseconds(
         computation: The one it is in.
         one: The collective.
         scattered: An all-reduce of which each device keeps its part alone, fused with the slice: a reduce-scatter.
-        devices: Of the program.
     """
     kind = kind_of(one)
     given = [array for name in one.operands for array in computation[name].arrays]
@@ -56,7 +53,7 @@ def microseconds(
         pairs = [(int(a), int(b)) for a, b in _PAIR.findall(one.attribute("source_target_pairs") or "")]
         # Each operand's own results and semaphores come with it.
         return links.permute_us([pair for pair in pairs if pair[0] != pair[1]], _total(given))
-    groups = replica_groups(one, devices)
+    groups = replica_groups(one, len(links.coordinates))
     if kind in ("all-to-all", "ragged-all-to-all"):
         return links.exchange_us(groups, _total(given))
     longest = 0.0

@@ -54,9 +54,6 @@ class Interconnect:
             return (all(side % 4 == 0 for side in self._shape),) * len(self._shape)
         return tuple(side >= least for side in self._shape)
 
-    def _is_ring(self, axis: int) -> bool:
-        return self._rings[axis]
-
     def gather_us(self, group: Sequence[int], nbytes: float) -> float:
         """An all-gather to, or a reduce-scatter of, `nbytes` in all, within one of several equal groups.
 
@@ -70,7 +67,7 @@ class Interconnect:
         for axis in range(len(places[0])):
             along = sorted({place[axis] for place in places})
             if len(along) > 1:
-                whole = len(along) == self._shape[axis] and self._is_ring(axis)
+                whole = len(along) == self._shape[axis] and self._rings[axis]
                 links += 2.0 if whole else 1.0
                 hops += len(along) // 2 if whole else along[-1] - along[0]
         received = nbytes * (len(group) - 1) / len(group)
@@ -105,10 +102,10 @@ class Interconnect:
         for axis, (start, end) in enumerate(zip(source, target, strict=True)):
             length = self._shape[axis]
             step = 1 if end >= start else -1
-            if self._is_ring(axis) and abs(end - start) > length - abs(end - start):
+            if self._rings[axis] and abs(end - start) > length - abs(end - start):
                 step = -step
             place = start
             while place != end:
-                place = (place + step) % length if self._is_ring(axis) else place + step
+                place = (place + step) % length if self._rings[axis] else place + step
                 path.append((*path[-1][:axis], place, *path[-1][axis + 1 :]))
         return path

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Mapping
 
 from autotune.chips import Chip
 from autotune.engines.compiler.schedule.bundles import parse_bundles
@@ -41,14 +41,11 @@ class OpTimes:
 
     def __init__(self, dumps: Dumps, chip: Chip) -> None:
         core = CORES[chip.name]
-        texts = {op: text for op, text in dumps.listings.items() if op != TOP_LEVEL}
-        self._programs: Mapping[str, Program] = {}
         programs = {}
-        for op, text in texts.items():
-            try:
-                programs[op] = Program(parse_bundles(text), core)
-            except UnresolvedError:  # It is estimated instead, and said to be.
-                continue
+        for op, text in dumps.listings.items():
+            if op != TOP_LEVEL:
+                with contextlib.suppress(UnresolvedError):  # It is estimated instead, and said to be.
+                    programs[op] = Program(parse_bundles(text), core)
         self._programs = with_equal_ops(programs, dumps.hlo)
         self._chip = chip
         self._known: dict[str, OpTime] = {}

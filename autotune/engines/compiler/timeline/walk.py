@@ -170,15 +170,12 @@ class _Walker:
         if _START not in marks and "chain_id" in collective.text and fused:
             self._op(one, tally)
             return
-        took = microseconds(self._links, inside, collective, scattered=scattered, devices=len(self._links.coordinates))
+        took = microseconds(self._links, inside, collective, scattered=scattered)
         tally.collectives += took
-        if _START in marks:
-            carriers.start(name, COLLECTIVES, tally.now, took)
-        elif one.opcode.endswith("-start"):
-            carriers.start(one.name, COLLECTIVES, tally.now, took)
-        else:
-            carriers.start(one.name, COLLECTIVES, tally.now, took)
-            carriers.wait(one.name, tally)
+        started = name if _START in marks else one.name
+        carriers.start(started, COLLECTIVES, tally.now, took)
+        if _START not in marks and not one.opcode.endswith("-start"):
+            carriers.wait(started, tally)
 
     def _await(self, computation: Computation, one: Instruction, carriers: _Carriers, tally: _Tally) -> None:
         start = computation[one.operands[0]]
