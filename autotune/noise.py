@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Sequence
 
 CONFIDENCE = 0.95  # of one time's interval
-# Student's t, two-sided 99 %, by degrees of freedom: a gain is declared on this, so one in 200 at most is none.
+# Student's t, two-sided 99 %, by degrees of freedom.
 _T_99 = {1: 63.657, 2: 9.925, 3: 5.841, 4: 4.604, 5: 4.032, 6: 3.707, 7: 3.499, 8: 3.355, 9: 3.250}
 MOST_RACES = len(_T_99) + 1
 
@@ -36,8 +36,9 @@ class Spread:
 
     Attributes:
         value: The estimate, their geometric mean.
-        low: Where the true one lies with 99 % confidence, from here
-        high: to here.
+        low: Where it lies when as many other processes give it again, with 99 % confidence: from here
+        high: to here. That is wider, by the root of two, than the interval of the true figure: another measurement has
+            luck of its own.
     """
 
     value: float
@@ -51,7 +52,7 @@ def spread(figures: Sequence[float]) -> Spread:
         raise ValueError(f"{len(figures)} races: two to {MOST_RACES} can be judged")
     logs = [math.log(figure) for figure in figures]
     middle = statistics.mean(logs)
-    half = _T_99[len(logs) - 1] * statistics.stdev(logs) / math.sqrt(len(logs))
+    half = _T_99[len(logs) - 1] * statistics.stdev(logs) * math.sqrt(2 / len(logs))
     return Spread(*(math.exp(middle + off) for off in (0.0, -half, half)))
 
 

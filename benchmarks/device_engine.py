@@ -41,7 +41,6 @@ from autotune.tuner import REFERENCE, Observer, preset_file, tune
 from autotune.tuner.finals import CONFIRMATIONS, decide
 
 TIMEOUT_S = 120.0
-PROCESSES = 5
 ROUNDS = 15
 LEADERS = 6  # of all configs, so many are raced for the best
 NEAR = 1.03
@@ -77,7 +76,7 @@ def reproduce(options: argparse.Namespace) -> bool:
     preset = measured_preset(task, options.results)
     default = task.kernel.baselines(task.problem, task.chip)["default"]
     ratios = []
-    for seed in range(PROCESSES):
+    for seed in range(CONFIRMATIONS):
         job = {"kernel": task.kernel.name, "problem": task.problem.to_dict(), "seed": seed}
         job["configs"] = [dict(default), dict(preset.config)]
         run = subprocess.run(
@@ -171,7 +170,7 @@ def raced(task: Task, configs: list[Config]) -> dict[str, float]:
     with open_engine("device", task, jobs=1, timeout_s=TIMEOUT_S) as engine:
         races = [
             engine.race(list(distinct.values()), seconds=10, seed=9_000 + number, fresh=True)
-            for number in range(PROCESSES)
+            for number in range(CONFIRMATIONS)
         ]
         samples = [race.result().samples for race in races]
     return {

@@ -47,7 +47,7 @@ def test_the_winner_is_measured_beside_the_baselines_in_fresh_processes(tmp_path
     assert result.gain
     assert result.best.config == FASTEST
     fresh = [entries for entries, in_a_fresh_one in engine.races if in_a_fresh_one]
-    assert fresh == [[FASTEST, DEFAULT]] * CONFIRMATIONS + [[FASTEST, None]] * CONFIRMATIONS
+    assert fresh == [[FASTEST, DEFAULT], [FASTEST, None]] * CONFIRMATIONS
     ratio = result.ratio("default")
     assert ratio.low <= toy_time(DEFAULT) / toy_time(FASTEST) <= ratio.high
     assert result.speedup("default") == ratio.value
@@ -253,6 +253,7 @@ def test_interrupted_finals_show_no_gain_and_are_over_at_once(tmp_path, monkeypa
     """Also where the baseline was not looked at any more: against nothing, everything is a gain."""
     monkeypatch.setattr("autotune.tuner.choice.INTERRUPTED_GRACE_S", 0.0)
     hold = threading.Event()
+    begun: list[object] = []
 
     class Slow(FakeEngine):
         def validate(self, config):
@@ -263,6 +264,7 @@ def test_interrupted_finals_show_no_gain_and_are_over_at_once(tmp_path, monkeypa
             )
 
         def _race(self, entries, draw):
+            begun.append(entries)
             hold.wait()
             return super()._race(entries, draw)
 
@@ -285,8 +287,8 @@ def test_interrupted_finals_show_no_gain_and_are_over_at_once(tmp_path, monkeypa
     assert result.final is None
     assert result.preset is None
     assert result.stopped_because is StopReason.INTERRUPTED
-    assert len(engine.races) <= 1 + CONFIRMATIONS  # the other pair is not begun
     engine.close()
+    assert len(begun) <= 1  # those that wait their turn are given up
 
 
 def test_no_gain_names_only_the_baselines_it_is_none_over(tmp_path, capsys):

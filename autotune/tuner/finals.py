@@ -24,7 +24,7 @@ FINALISTS = 8
 # Slower than the fastest by more than this, a config does not win a race; a baseline so much slower needs none.
 CLOSE, FAR = 1.25, 10.0
 RACE_S, CONFIRM_S = 4.0, 2.0
-CONFIRMATIONS = 5
+CONFIRMATIONS = 7
 _RACE_SEED, _CONFIRM_SEED = 1_000, 2_000  # other inputs than those that chose
 
 
@@ -144,22 +144,17 @@ def _confirm(
         if outcome.ok and (config is None or config_key(config) != own)
     }
     far = frozenset(name for name, (_, outcome) in others.items() if (outcome.time_ms or 0.0) > FAR * time_ms)
-    pairs: dict[str, _Pair] = {}
-    for name, (config, outcome) in others.items():
-        if name not in far:
-            say(f"measuring the fastest beside {name} in {CONFIRMATIONS} fresh processes")
-            races = _races(engine, [winner.config, config], result, say)
-            if len(races) >= 2:
-                pairs[name] = _Pair(races, outcome)
-    if not pairs:
-        say(f"measuring the fastest in {CONFIRMATIONS} fresh processes")
-        races = _races(engine, [winner.config], result, say)
-        if len(races) < 2:
-            return None
-    else:
-        races = next(iter(pairs.values())).races
+    beside = [name for name in others if name not in far]
+    groups = [[winner.config, others[name][0]] for name in beside] or [[winner.config]]
+    races = _races(engine, groups, beside, result, say)
+    pairs = {name: _Pair(r, others[name][1]) for name, r in zip(beside, races, strict=False) if len(r) >= 2}
+    if beside and not pairs:
+        races = _races(engine, [[winner.config]], [], result, say)
+    own_races = next((pair.races for pair in pairs.values()), races[0])
+    if len(own_races) < 2:
+        return None
     return Final(
-        dataclasses.replace(winner, outcome=_timed(winner.outcome, races, 0)),
+        dataclasses.replace(winner, outcome=_timed(winner.outcome, own_races, 0)),
         {name: _timed(pair.outcome, pair.races, 1) for name, pair in pairs.items()},
         {name: ratio_of_races([(r.samples[1], r.samples[0]) for r in pair.races]) for name, pair in pairs.items()},
         far,
@@ -176,21 +171,28 @@ class _Pair:
 
 def _races(
     engine: Engine,
-    entries: Sequence[Config | None],
+    groups: Sequence[Sequence[Config | None]],
+    beside: Sequence[str],
     result: Callable[[Future[Race]], Race | None],
     say: Callable[[str], None],
-) -> list[Race]:
-    """Those that worked of several, each in a process of its own and on inputs of its own."""
+) -> list[list[Race]]:
+    """Of each group, those that worked of several races, each in a process of its own and on inputs of its own.
+
+    The groups take turns, so that each sees as much of what else goes on in the machine as the whole takes.
+    """
+    names = f" beside {' and '.join(beside)}" if beside else ""
+    say(f"measuring the fastest{names} in {CONFIRMATIONS} fresh processes{' each' if len(beside) > 1 else ''}")
     pending = [
         engine.race(entries, seconds=CONFIRM_S, seed=_CONFIRM_SEED + 10 * number, fresh=True)
         for number in range(CONFIRMATIONS)
+        for entries in groups
     ]
     raced = _all(pending, result)
     failed = [race for race in raced if not race.ok]
     if failed:
         lines = failed[0].message.strip().splitlines() or [""]
         say(f"{len(failed)} of {len(raced)} races failed: {failed[0].status.value}: {lines[0][:300]}")
-    return [race for race in raced if race.ok]
+    return [[race for race in raced[place :: len(groups)] if race.ok] for place in range(len(groups))]
 
 
 def _timed(outcome: Outcome, races: Sequence[Race], place: int) -> Outcome:
