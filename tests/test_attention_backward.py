@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -298,3 +299,16 @@ def test_wrong_texts_are_rejected(monkeypatch, which, old, new, fields):
     rewrite(monkeypatch, (tiles, backward_tiles, backward), function, old, new)
     verdict = validate(kernel, *instance(kernel, fields, TILES))
     assert verdict.status in REJECTED, verdict
+
+
+def test_what_training_asks_of_the_forward_kernel_besides_comes_on_top_of_the_limit_that_it_was_tuned_under():
+    q, k, v = arrays(2048, 2048, heads=1, kv_heads=1, dim=128, v_dim=128, dtype="bfloat16")
+    config = {"block_q": 2048, "block_kv": 2048, "vmem_limit_mib": 16}
+
+    def limits(function) -> set[str]:
+        return set(re.findall(r"vmem_limit_bytes=(\d+)", str(jax.make_jaxpr(function)(q, k, v))))
+
+    op = functools.partial(attention, config=config, bwd_config={**BLOCKS, "vmem_limit_mib": 32})
+    assert limits(op) == {str(16 * 2**20)}
+    # Two buffers of 2048 rows of 128 lanes of float32.
+    assert limits(lambda *x: jax.vjp(op, *x)[0]) == {str(18 * 2**20)}

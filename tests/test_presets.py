@@ -17,6 +17,7 @@ from autotune import presets
 from autotune.chips import get_chip
 from autotune.cli import main
 from autotune.errors import ResultsError, UsageError
+from autotune.kernel import get_kernel
 from autotune.presets import Preset
 from autotune.report import write_reports
 from autotune.search import SearchSettings
@@ -172,6 +173,18 @@ def test_a_miss_takes_the_nearest_and_warns_once_with_the_command():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert presets.lookup(KERNEL, ask, device_kind=V5E) == config
+
+
+def test_what_is_borrowed_gets_all_the_vmem_that_a_kernel_may_take():
+    """Under its own limit it was compiled for its own problem only: another one's blocks may be wider."""
+    kernel = get_kernel("attention")
+    problem, chip = kernel.parse_problem("q_len=2048,kv_len=2048"), get_chip("v5e")
+    config = {**kernel.heuristic(problem, chip), "vmem_limit_mib": 16}
+    keep(preset(kernel="attention", problem=problem, config=config, versions={"kernel": kernel.version}))
+    assert presets.lookup(kernel, problem, device_kind=V5E)["vmem_limit_mib"] == 16
+    with pytest.warns(presets.PresetWarning, match="took the one for"):
+        borrowed = presets.lookup(kernel, problem.replace({"head_dim": 64}), device_kind=V5E)
+    assert borrowed == {**config, "vmem_limit_mib": 96}
 
 
 def test_the_nearest_must_be_valid_for_the_problem_asked_for():

@@ -18,6 +18,8 @@ from autotune.presets.entry import Preset
 from autotune.problem import Problem, field_kinds
 from autotune.space import Space
 
+VMEM_LIMIT = "vmem_limit_mib"  # as every kernel that has one calls it
+
 
 class PresetWarning(UserWarning):
     """A problem has no preset of its own, or one of another version of its kernel."""
@@ -75,8 +77,16 @@ def find(kernel: Kernel, problem: Problem, chip: Chip) -> Match:
             near.append((apart, [-rank for rank in priority], preset))
     for apart, _, preset in sorted(near, key=lambda entry: entry[:2]):
         if config := usable_config(space, preset):
-            return Match(config, "nearest" if apart else "exact", preset)
+            return Match(_roomy(space, config) if apart else config, "nearest" if apart else "exact", preset)
     return Match(dict(heuristic(kernel, problem, chip.name)), "heuristic")
+
+
+def _roomy(space: Space, config: dict[str, Any]) -> dict[str, Any]:
+    """`config` under the highest limit of VMEM: under its own it was compiled for another problem only."""
+    if VMEM_LIMIT not in space.params:
+        return config
+    roomy = {**config, VMEM_LIMIT: max(space.params[VMEM_LIMIT].candidates)}
+    return roomy if space.why_invalid(roomy) is None else config
 
 
 def distance(problem: Problem, other: Problem) -> float:

@@ -10,9 +10,11 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
+from autotune.chips import MIB
 from autotune.errors import UsageError, one_of
 from autotune.outcome import Config
 from kernels._dispatch import attached_chip, choose_config, run, varying_alike
+from kernels._tpu_model import LANES, cdiv
 from kernels.attention.backward import attention_bwd_pallas, attention_dkv_pallas, attention_dq_pallas
 from kernels.attention.cost import backward_heuristic_config, fused_heuristic_config, heuristic_config
 from kernels.attention.pallas import attention_pallas
@@ -90,7 +92,7 @@ def attention(
         backward = "split" if split and bwd_config is None else "fused"
     options = {**problem.options, "scale": scale}
 
-    def tuned(kernel: str, function: Callable[..., Any], given: Config | None) -> Callable[..., Any]:
+    def tuned(kernel: str, function: Callable[..., Any], given: Config | None) -> functools.partial[Any]:
         """The kernel's function with its config, which is looked up only where it is used."""
         heuristic = heuristic_config if kernel == "attention" else backward_heuristic_config
         config = choose_config(kernel, problem, given, lambda: heuristic(problem))
@@ -106,7 +108,7 @@ def attention(
         def both(q: jax.Array, k: jax.Array, v: jax.Array, *ids: jax.Array) -> tuple[jax.Array, jax.Array]:
             return reference(q, k, v, *ids), attention_lse(q, k, *ids, **options)
 
-        kernel = functools.partial(tuned("attention", attention_pallas, config), save_lse=True)
+        kernel = _saving_lse(tuned("attention", attention_pallas, config))
         out, lse = run(kernel, both, interpret, *arrays)
         if residual_name is not None:
             out, lse = (checkpoint_name(array, residual_name) for array in (out, lse))
@@ -129,6 +131,16 @@ def attention(
 
     op.defvjp(forward_and_saved, gradients)
     return op(*varying_alike((q, k, v, *segments)))
+
+
+def _saving_lse(kernel: functools.partial[Any]) -> functools.partial[Any]:
+    """The forward kernel that gives the log-sum-exp too, under a limit of VMEM with room for two blocks of it.
+
+    The config was tuned without: under its own limit a training step might not compile.
+    """
+    limit, block_q = kernel.keywords.get("vmem_limit_mib"), kernel.keywords["block_q"]
+    room = cdiv(2 * block_q * LANES * 4, MIB)
+    return functools.partial(kernel, save_lse=True, vmem_limit_mib=limit + room if limit else None)
 
 
 def _fused_fits(problem: AttentionProblem) -> bool:
