@@ -18,6 +18,7 @@ import pytest
 
 from autotune import presets
 from autotune.chips import get_chip
+from autotune.engines import Task
 from autotune.errors import AutotuneError, ResultsError, UsageError
 from autotune.outcome import Config, Outcome, Source, Status
 from autotune.search import SearchSettings, StopReason
@@ -46,6 +47,34 @@ def test_finds_the_best_of_a_space_that_its_ranking_gets_wrong(tmp_path):
     )
     assert result.speedup("xla") == pytest.approx(3.0 / toy_time(BEST))
     assert result.stopped_because is StopReason.TRIALS
+
+
+def test_in_a_vast_space_the_ranking_leaves_alone_what_the_estimate_knows_nothing_of(tmp_path):
+    knobs = {f"knob_{number}": 2 for number in range(9)}
+    known, unknown = list(knobs)[:5], dict(list(knobs.items())[5:])
+
+    class Vast(ToyKernel):
+        def space(self, problem, chip):
+            toy = super().space(problem, chip)
+            more = [Param(name, (0, 1, 2, 3), "something that the compiler does", default=2) for name in knobs]
+            return Space([*toy.params.values(), *more], toy.constraints)
+
+        def baselines(self, problem, chip):
+            return {name: {**config, **knobs} for name, config in super().baselines(problem, chip).items()}
+
+        def heuristic(self, problem, chip):
+            return self.baselines(problem, chip)["default"]
+
+        def estimate_ms(self, problem, config, chip):
+            return super().estimate_ms(problem, config, chip) + 0.1 * sum(abs(config[name] - 1) for name in known)
+
+    kernel = Vast()
+    engine = FakeEngine(Task(kernel, kernel.parse_problem("small"), get_chip("v5e")), jobs=1)
+    search(tmp_path, engine, trials=20)
+    ranked = engine.evaluated[1:5]
+    assert all(unknown.items() <= config.items() for config in ranked)
+    assert ranked[0] == {"block_m": 512, "block_n": 512, "mode": "a", **dict.fromkeys(known, 1), **unknown}
+    assert any(not unknown.items() <= config.items() for config in engine.evaluated[5:])
 
 
 def test_evaluates_valid_configs_only_and_each_once(tmp_path):

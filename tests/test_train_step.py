@@ -313,7 +313,7 @@ def test_the_compiler_engine_predicts_a_whole_step():
         assert engine.timeout_s == KERNEL.timeout_s
         outcome = engine.evaluate(config_of("tiny,seq_len=1024")).result()
         assert outcome.ok, outcome.message
-        assert outcome.source is Source.SCHEDULE, outcome.message
+        assert outcome.source is Source.HLO, outcome.message
         assert outcome.time_ms > KERNEL.cost(problem).roofline_ms(task.chip)
         assert outcome.collective_ms > 0
         assert outcome.peak_bytes > sum(spec.nbytes for spec in KERNEL.arguments(problem)) / problem.devices

@@ -21,6 +21,8 @@ RANKING_DEPTH = 8
 RANKING_MOST = 500
 # A sample of a vast grid has no config that is good in everything: so many of its best are improved upon.
 DESCENTS = 16
+# So many of the best leave alone what the estimate knows nothing of: drawn by chance, it would be no one's choice.
+SETTLED = 2000
 # Another word changes more than the next size does: moving a proposal must not undo what was learnt of words.
 WORD_STEPS = 3
 
@@ -34,7 +36,7 @@ class Pool:
         estimate: Analytic time of a config, in milliseconds.
         extra: Valid configs outside the candidates that belong to the pool all the same.
         seed: Of the sample, where the grid is too large to enumerate. To it is added what descents from its best, and
-            from `extra`, come across.
+            from `extra`, come across; what the best of it have by chance alone is then as in the first of `extra`.
     """
 
     def __init__(
@@ -57,6 +59,11 @@ class Pool:
             for start in (*extra, *(found[key] for key in best)):
                 for config, time_ms in _descent(space, estimate, start):
                     found[config_key(config)], estimates[config_key(config)] = config, time_ms
+            if extra:
+                best = sorted(found, key=lambda key: estimates[key])[:SETTLED]
+                settled = [(_settled(space, estimate, found.pop(key), extra[0]), estimates.pop(key)) for key in best]
+                estimates |= {config_key(config): time_ms for config, time_ms in settled}
+                found = {config_key(config): config for config, _ in settled} | found  # first among equals
         ranked = sorted((estimates[key], i, config) for i, (key, config) in enumerate(found.items()))
         self._space = space
         self._encoding = encoding
@@ -140,6 +147,16 @@ def _descent(
                         best, best_ms = config, time_ms
         if best_ms == before:
             return
+
+
+def _settled(space: Space, estimate: Callable[[Config], float], config: Config, usual: Config) -> dict[str, Any]:
+    """`config` with the `usual` value of each parameter that the estimate takes no notice of there."""
+    settled, time_ms = dict(config), estimate(config)
+    for name, value in usual.items():
+        changed = {**settled, name: value}
+        if space.why_invalid(changed) is None and estimate(changed) == time_ms:
+            settled = changed
+    return settled
 
 
 def _sample(space: Space, seed: int) -> Iterator[dict[str, Any]]:

@@ -18,6 +18,7 @@ CHUNKED_SLOWER = 3.0  # loops of plain JAX against a Pallas kernel on a TPU: sco
 PASSES = 24  # over a block's hidden states, besides its matmuls' own: norms, rotations, sums, forward and backward
 SCORE_PASSES = 8  # over float32 scores that are kept in HBM
 SCAN_OVERHEAD = 1.01  # slices of stacked parameters and of what is saved
+GROUP_OVERHEAD = 1.005  # of two layers in one pass: the step is hardly faster, its compile takes half as long again
 EXPOSED, EXPOSED_SYNC = 0.3, 1.0  # of collectives of parameters, where they may run beside compute and where not
 HOST_GBPS = 12.0  # between a device and its host's memory, each way
 OVERSHOOT = 20.0  # times the time, for each HBM's worth of memory too much
@@ -193,6 +194,7 @@ def estimate_ms(problem: TrainProblem, config: Config, chip: Chip) -> float:
     seconds = busy + exposed * parameters / link + max(0.0, (1 - exposed) * parameters / link - busy)
     seconds += activations / link + 0.1 * offload + max(0.0, 0.9 * offload - busy)
     seconds *= SCAN_OVERHEAD if config["scan_layers"] else 1.0
+    seconds *= GROUP_OVERHEAD ** (config["scan_group"] - 1)
     room = chip.hbm_bytes or 16 * GIB
     over = max(0.0, peak_bytes(problem, config) / room - 0.95)
     return 1e3 * seconds * (1 + (OVERSHOOT * over + 2 if over else 0.0))

@@ -71,7 +71,7 @@ def open_compiler_engine(task: Task, *, jobs: int, timeout_s: float, or_analytic
         UnavailableError: The compiler does not load, and nothing else was allowed.
     """
     devices = task.kernel.cpu_devices
-    pool, reason = _start(jobs, devices)
+    pool, reason = _start(jobs, devices, listings=task.kernel.topology(task.problem) is None)
     if pool is not None:
         return CompilerEngine(task, pool, jobs=jobs, timeout_s=timeout_s)
     if not or_analytic:
@@ -88,13 +88,12 @@ def why_unusable() -> str | None:
     return reason or None
 
 
-def _start(jobs: int, cpu_devices: int = 1) -> tuple[WorkerPool | None, str]:
+def _start(jobs: int, cpu_devices: int = 1, *, listings: bool = True) -> tuple[WorkerPool | None, str]:
     """A pool whose first worker has compiled something; or None and why there is none."""
     if reason := why_unsupported():
         return None, reason
-    pool = WorkerPool(
-        jobs, warm_up="autotune.engines.compiler.toolchain:warm_up", environment=worker_environment(cpu_devices)
-    )
+    environment = worker_environment(cpu_devices, listings=listings)
+    pool = WorkerPool(jobs, warm_up="autotune.engines.compiler.toolchain:warm_up", environment=environment)
     try:
         pool.start().result()
         return pool, ""

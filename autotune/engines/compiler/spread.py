@@ -1,14 +1,19 @@
-"""Runs inside a worker: compiles a program for all devices of a topology and predicts its time op by op."""
+"""Runs inside a worker: compiles a program for all devices of a topology and predicts its time op by op.
+
+Without the listings that a kernel's prediction reads: they would double the compile's time, which is all of a trial's.
+"""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
 from autotune.chips import Chip
 from autotune.engines._memory import program_bytes
 from autotune.engines._refusals import text_of
-from autotune.engines.compiler.schedule import UnresolvedError, read_dumps
+from autotune.engines.compiler.apart import kernel_time
+from autotune.engines.compiler.schedule import UnresolvedError
 from autotune.engines.compiler.timeline import Interconnect, OpTimes, Timeline, parse, walk
 from autotune.engines.compiler.toolchain import POSSIBLE, Program, compile_program, topology_devices
 from autotune.kernel import Compilable, Kernel
@@ -65,9 +70,10 @@ def compile_spread(
 
 
 def _timeline(program: Program, chip: Chip, devices: Sequence[Any]) -> Timeline:
-    ops = OpTimes(read_dumps(program.dumps), chip)
+    module = parse(program.compiled.as_text())
+    ops = OpTimes(module, chip, functools.partial(kernel_time, chip=chip))
     links = Interconnect(chip, [tuple(device.coords) for device in devices])
-    return walk(parse(program.compiled.as_text()), ops, links)
+    return walk(module, ops, links)
 
 
 def _in_order(form: Compilable) -> list[Any]:
@@ -90,7 +96,7 @@ def _predicted(timeline: Timeline, compile_s: float, peak: int | None) -> Outcom
         memory_ms=parts["memory"] / 1e3,
         collective_ms=parts.get("collectives", 0.0) / 1e3,
         bound=max(parts, key=lambda name: parts[name]),
-        source=Source.SCHEDULE,
+        source=Source.HLO,
         compile_s=compile_s,
         peak_bytes=peak,
         message="; ".join(notes),

@@ -34,13 +34,14 @@ def validation_environment(cpu_devices: int = 1) -> dict[str, str]:
     }
 
 
-def worker_environment(cpu_devices: int = 1) -> dict[str, str]:
+def worker_environment(cpu_devices: int = 1, *, listings: bool = True) -> dict[str, str]:
     """What must be set before a worker loads jax and libtpu: a device is never opened, only the compiler.
 
     Args:
         cpu_devices: As of `validation_environment`.
+        listings: Whether the compiler is to list the schedules of what it compiles, which takes it twice as long.
     """
-    flags = os.environ.get("LIBTPU_INIT_ARGS", "")
+    flags = " ".join([os.environ.get("LIBTPU_INIT_ARGS", ""), _DUMP_FLAGS if listings else ""])
     return {
         **validation_environment(cpu_devices),
         "TPU_SKIP_MDS_QUERY": "1",  # do not ask a cloud metadata server
@@ -48,7 +49,7 @@ def worker_environment(cpu_devices: int = 1) -> dict[str, str]:
         "TPU_STDERR_LOG_LEVEL": "3",
         "TF_CPP_MIN_LOG_LEVEL": "3",
         "JAX_ENABLE_COMPILATION_CACHE": "false",  # a cached compile would leave no schedule
-        "LIBTPU_INIT_ARGS": f"{flags} {_DUMP_FLAGS}".strip(),
+        "LIBTPU_INIT_ARGS": flags.strip(),
     }
 
 

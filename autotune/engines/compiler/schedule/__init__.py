@@ -6,8 +6,8 @@ how long transfers and matrix multiplies take, `smem` and `steering` what is kno
 """
 
 from autotune.engines.compiler.schedule.hlo import estimated_cycles
-from autotune.engines.compiler.schedule.module import Timing, play_module, read_dumps
+from autotune.engines.compiler.schedule.module import Timing, play_module, play_op, read_dumps
 from autotune.engines.compiler.schedule.scalar import UnresolvedError
 from autotune.engines.compiler.schedule.steering import PallasCall
 
-__all__ = ["PallasCall", "Timing", "UnresolvedError", "estimated_cycles", "play_module", "read_dumps"]
+__all__ = ["PallasCall", "Timing", "UnresolvedError", "estimated_cycles", "play_module", "play_op", "read_dumps"]

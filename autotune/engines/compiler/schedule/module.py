@@ -87,6 +87,29 @@ def play_module(dumps: Dumps, chip: Chip, calls: Sequence[PallasCall] = ()) -> T
     return dataclasses.replace(slowest, hbm_bytes=sum(timing.hbm_bytes for timing in timings))
 
 
+def play_op(dumps: Dumps, op: str, chip: Chip) -> tuple[float, float, float]:
+    """Plays one op by itself on each of the chip's cores.
+
+    Returns:
+        Cycles of the slowest core: all of them, those in bundles, and of HBM transfers back to back.
+
+    Raises:
+        UnresolvedError: Its listing does not say what happens.
+    """
+
+    def no_call(name: str, start: float, passed: tuple) -> float:
+        raise UnresolvedError(f"{op} calls {name}")
+
+    if op not in dumps.listings:
+        raise UnresolvedError(f"the compiler left no listing of {op}")
+    program, cores = Program(parse_bundles(dumps.listings[op]), CORES[chip.name]), []
+    for core in range(chip.cores):
+        memory = new_memory(chip)
+        end, busy, _ = program.play(memory, core, 0.0, no_call)
+        cores.append((max(end, memory.idle_at), busy, memory.busy_cycles))
+    return max(cores)
+
+
 def with_equal_ops(programs: Mapping[str, Program], hlo: str) -> dict[str, Program]:
     """The programs, and those of ops that the compiler left out as equal to one that it listed."""
     texts = signatures(hlo)

@@ -19,6 +19,7 @@ _CYCLES = re.compile(r'"estimated_cycles":"?(\d+)')
 _TARGET = re.compile(r'custom_call_target="([^"]*)"')
 _ARRAY = re.compile(r"(?P<dtype>[a-z]\w*)\[(?P<dims>[\d,]*)\](?:\{(?P<layout>[^}]*)\})?")
 _SPACE = re.compile(r"S\((\d+)\)")
+_TILED = re.compile(r"^(?P<order>[\d,]*):T\((?P<tile>[\d,]+)\)")
 _COMMENT = re.compile(r"/\*.*?\*/")
 _BITS = {"pred": 8, "token": 0, "opaque": 0}
 VMEM_SPACE, HOST_SPACE = 1, 5
@@ -32,15 +33,22 @@ class Array:
         dtype: As HLO writes it (``bf16``).
         shape: Of this device's part.
         space: Memory: 0 is HBM, `VMEM_SPACE`, `HOST_SPACE`; others hold scalars and semaphores.
+        stored: The shape in memory, where tiles are whole.
     """
 
     dtype: str
     shape: tuple[int, ...]
     space: int
+    stored: tuple[int, ...]
 
     @property
     def nbytes(self) -> int:
         return math.prod(self.shape) * _bits(self.dtype) // 8
+
+    @property
+    def stored_bytes(self) -> int:
+        """With what fills up its tiles."""
+        return math.prod(self.stored) * _bits(self.dtype) // 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -187,8 +195,20 @@ def _closing(line: str, start: int) -> int:
 def _arrays(text: str) -> Iterator[Array]:
     for match in _ARRAY.finditer(_COMMENT.sub("", text)):
         shape = tuple(int(size) for size in match["dims"].split(",") if size)
-        space = _SPACE.search(match["layout"] or "")
-        yield Array(match["dtype"], shape, int(space[1]) if space else 0)
+        layout = match["layout"] or ""
+        space = _SPACE.search(layout)
+        yield Array(match["dtype"], shape, int(space[1]) if space else 0, _stored(shape, layout))
+
+
+def _stored(shape: tuple[int, ...], layout: str) -> tuple[int, ...]:
+    """The shape with its minor dimensions filled up to whole tiles: ``{1,0:T(8,128)}``, the minor one first."""
+    if not (tiled := _TILED.match(layout)):
+        return shape
+    stored = list(shape)
+    minor_first = [int(place) for place in tiled["order"].split(",") if place]
+    for place, side in zip(minor_first, reversed(tiled["tile"].split(",")), strict=False):
+        stored[place] = math.ceil(stored[place] / int(side)) * int(side)
+    return tuple(stored)
 
 
 def _bits(dtype: str) -> int:

@@ -1,17 +1,20 @@
-"""What one op takes on the core: its schedule played, or else XLA's own estimate, or else its bytes."""
+"""What one op takes on the core: a Pallas kernel's bundles played, of any other XLA's own estimate and its traffic."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
+from collections.abc import Callable, Sequence
 
 from autotune.chips import Chip
-from autotune.engines.compiler.schedule.bundles import parse_bundles
-from autotune.engines.compiler.schedule.core import CORES, HBM_EFFICIENCY, new_memory
-from autotune.engines.compiler.schedule.module import TOP_LEVEL, Dumps, with_equal_ops
-from autotune.engines.compiler.schedule.program import Program
-from autotune.engines.compiler.schedule.scalar import UnresolvedError
-from autotune.engines.compiler.timeline.hlo import Instruction
+from autotune.engines.compiler.schedule.core import HBM_EFFICIENCY
+from autotune.engines.compiler.timeline.hlo import Array, Instruction, Module
+from autotune.engines.compiler.timeline.traffic import traffic_bytes
+
+PALLAS = "tpu_custom_call"
+# XLA counts the cycles of a matmul's fusion about right (5 % on the whole, each by itself up to 40 % off), those of
+# elementwise ops and copies twice. Fitted on the schedules of seven train steps of llama3-1b on v5e, where the steps'
+# times then differ by 1.7 % on average, 4.6 % at most, from those of their schedules.
+LOOP_SHARE = 0.5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,7 +25,7 @@ class OpTime:
         time_us: From its first bundle to its last transfer's end.
         compute_us: Without waits for transfers.
         memory_us: Its HBM transfers back to back.
-        estimate: What the time is where the schedule could not be played: "XLA's estimate" or "its bytes"; else "".
+        estimate: What the time is where no schedule was played: "XLA's estimate" or "its bytes"; else "".
     """
 
     time_us: float
@@ -32,22 +35,19 @@ class OpTime:
 
 
 class OpTimes:
-    """Times of a program's ops by name, each played once.
+    """Times of a program's ops, each found once.
 
     Args:
-        dumps: The compiler's listings.
+        module: The program.
         chip: Its target.
+        kernel_time: Of a Pallas call and what it is given; None where it cannot be told.
     """
 
-    def __init__(self, dumps: Dumps, chip: Chip) -> None:
-        core = CORES[chip.name]
-        programs = {}
-        for op, text in dumps.listings.items():
-            if op != TOP_LEVEL:
-                with contextlib.suppress(UnresolvedError):  # It is estimated instead, and said to be.
-                    programs[op] = Program(parse_bundles(text), core)
-        self._programs = with_equal_ops(programs, dumps.hlo)
-        self._chip = chip
+    def __init__(
+        self, module: Module, chip: Chip, kernel_time: Callable[[Instruction, Sequence[Array]], OpTime | None]
+    ) -> None:
+        self._module, self._chip, self._kernel_time = module, chip, kernel_time
+        self._inside = {one.name: computation for computation in module.computations.values() for one in computation}
         self._known: dict[str, OpTime] = {}
 
     def __call__(self, one: Instruction) -> OpTime:
@@ -56,30 +56,15 @@ class OpTimes:
         return self._known[one.name]
 
     def _played(self, one: Instruction) -> OpTime | None:
-        program = self._programs.get(one.name)
-        if program is None:
+        if one.target != PALLAS:
             return None
-        cores = []
-        for core in range(self._chip.cores):
-            memory = new_memory(self._chip)
-            try:
-                end, busy, _ = program.play(memory, core, 0.0, _no_call)
-            except UnresolvedError:
-                return None
-            cores.append((max(end, memory.idle_at), busy, memory.busy_cycles))
-        time, compute, traffic = max(cores)
-        us = 1 / (self._chip.clock_ghz * 1e3)
-        return OpTime(time * us, compute * us, traffic * us)
+        return self._kernel_time(one, [self._inside[one.name][name].arrays[0] for name in one.operands])
 
     def _estimated(self, one: Instruction) -> OpTime:
-        """XLA's estimate leaves HBM's real pace out of account; no op is faster than its result is written."""
-        nbytes = sum(array.nbytes for array in one.arrays if array.space == 0)
+        nbytes = traffic_bytes(self._module, self._inside[one.name], one)
         memory_us = nbytes / (self._chip.hbm_gbps * 1e3 * HBM_EFFICIENCY)
         if (cycles := one.estimated_cycles) is None:
-            return OpTime(2 * memory_us, 0.0, 2 * memory_us, "its bytes")  # about as much is read
-        compute_us = cycles / (self._chip.clock_ghz * 1e3)
+            return OpTime(memory_us, 0.0, memory_us, "its bytes")
+        multiplies = one.attribute("kind") == "kOutput"
+        compute_us = cycles * (1.0 if multiplies else LOOP_SHARE) / (self._chip.clock_ghz * 1e3)
         return OpTime(max(compute_us, memory_us), compute_us, memory_us, "XLA's estimate")
-
-
-def _no_call(op: str, start: float, passed: tuple) -> float:
-    raise UnresolvedError(f"an op calls {op}")
