@@ -30,7 +30,7 @@ PARTS = (
     *(GatedMlpBackwardKernel, RMSNormKernel, RMSNormBackwardKernel),
 )
 SMALL_DEVICES = 8  # CPU devices of a validation
-SCOPED_VMEM_MIB = (32, 64, 96)
+SCOPED_VMEM_MIB = (32,)  # 64 was 1 % faster than 32, and took twice as long to compile; it can be given
 CHUNK_MIB = 1024  # by default
 UNROLLED = 8
 NAMED = {
