@@ -192,6 +192,11 @@ class Kernel(abc.ABC):
         """The target that the problem itself names (``v5e``, ``cpu``); None where any will do."""
         return None
 
+    @property
+    def spread(self) -> bool:
+        """Whether its programs are those of `compilable`, for a mesh of devices (which may be one)."""
+        return self.cpu_devices > 1
+
     def devices(self, problem: Any) -> int:
         """How many devices the program is spread over."""
         return 1
@@ -201,7 +206,7 @@ class Kernel(abc.ABC):
         return None
 
     def compilable(self, problem: Any, config: Config | None, devices: Sequence[Any]) -> Compilable:
-        """What is compiled and timed of a kernel that is spread over several devices: the whole program on these.
+        """What is compiled and timed of a kernel that is spread over a mesh: the whole program on these devices.
 
         Args:
             config: None is the reference.

@@ -11,6 +11,7 @@ import sys
 import time
 
 import jax
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -18,7 +19,7 @@ from hypothesis import strategies as st
 from autotune.chips import CHIPS, get_chip
 from autotune.engines import Task, open_engine
 from autotune.engines.compiler.support import why_unsupported, worker_environment
-from autotune.engines.device import hardware
+from autotune.engines.device import hardware, programs
 from autotune.engines.device.engine import DeviceEngine
 from autotune.errors import UsageError
 from autotune.kernel import get_kernel
@@ -349,6 +350,22 @@ def test_the_device_engine_times_a_step_on_eight_devices(monkeypatch, tmp_path):
         assert race.ok, race.message
         wide = engine.evaluate(config_of("tiny-cpu", data=2, fsdp=8)).result()
         assert wide.status is Status.LOWERING_ERROR
+
+
+@pytest.mark.slow
+def test_the_device_engine_times_the_whole_step_on_one_device_too():
+    """State in, state out: also what the optimizer does. Inputs wait with the host, none are overwritten."""
+    problem = KERNEL.parse_problem("tiny-cpu,topology=cpu:1,batch=2")
+    config = KERNEL.baselines(problem, get_chip("cpu"))["default"]
+    program = programs.load(KERNEL, problem, config, seed=0)
+    state, loss = (KERNEL.compilable(problem, config, jax.devices()[:1]).arguments[0], 1)
+    before = [array.copy() for array in program.inputs.sets[0]]
+    for _ in program.inputs.sets:
+        results = jax.tree.leaves(program.call(*program.next_arguments()))
+    assert len(results) == len(jax.tree.leaves(state)) + loss
+    assert all(np.array_equal(one, other) for one, other in zip(before, program.inputs.sets[0], strict=True))
+    assert not program.inputs.restore()
+    programs.forget_programs()
 
 
 @pytest.mark.slow

@@ -36,9 +36,8 @@ class DeviceEngine(PooledEngine):
     def __init__(self, task: Task, device: hardware.Attached, *, jobs: int, timeout_s: float) -> None:
         self._lock = hardware.reserve()
         small = validation_environment(task.kernel.cpu_devices)
-        # A program for several devices has them all, in one process.
-        devices = task.kernel.devices(task.problem)
-        spread = devices > 1
+        # A program for a mesh has all its devices, in one process.
+        devices, spread = task.kernel.devices(task.problem), task.kernel.spread
         count = 1 if spread else min(jobs, device.count)
         pool = WorkerPool(
             count,

@@ -92,10 +92,13 @@ def environment() -> dict[str, str]:
         "TF_CPP_MIN_LOG_LEVEL": "3",
         "TPU_STDERR_LOG_LEVEL": "3",
     }
+    platforms = os.environ.get("JAX_PLATFORMS", "")
+    if platforms and "cpu" not in platforms.split(","):
+        here["JAX_PLATFORMS"] = f"{platforms},cpu"  # where the inputs of several devices are made
     if not tpu_chips():
         # libtpu may be installed for its compiler: it would ask the cloud what TPU there is, and complain at length.
         here["TPU_SKIP_MDS_QUERY"] = "1"
-        if "JAX_PLATFORMS" not in os.environ and not any(Path(device).exists() for device in _GPU_DEVICES):
+        if not platforms and not any(Path(device).exists() for device in _GPU_DEVICES):
             here["JAX_PLATFORMS"] = "cpu"
     return here
 

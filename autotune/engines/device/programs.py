@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from autotune.engines._memory import program_bytes
 from autotune.engines._refusals import classify_compile_error, classify_run_error, text_of
@@ -56,30 +57,42 @@ class Program:
     def next_arguments(self) -> tuple[Any, ...]:
         """The next set of inputs, as the program wants them; making them so is no part of its time."""
         self.turn += 1
-        arguments = [
-            array if array.format == wanted else jax.device_put(array, wanted)
-            for array, wanted in zip(self.inputs.sets[self.turn % len(self.inputs.sets)], self.formats, strict=True)
-        ]
-        return tuple(jnp.copy(a) if place in self.overwrites else a for place, a in enumerate(arguments))
+        kept = self.inputs.sets[self.turn % len(self.inputs.sets)]
+        return tuple(
+            self._argument(place, array, wanted)
+            for place, (array, wanted) in enumerate(zip(kept, self.formats, strict=True))
+        )
+
+    def _argument(self, place: int, kept: Any, wanted: Any) -> jax.Array:
+        if isinstance(kept, jax.Array) and kept.format == wanted:
+            return jnp.copy(kept) if place in self.overwrites else kept
+        return jax.device_put(kept, wanted, may_alias=False)  # A donated alias would be the host's own.
 
 
 class InputSets:
-    """Random inputs on the device, which are shown to be what they were after each measurement.
+    """Random inputs, which are shown to be what they were after each measurement.
+
+    On the device; those of a program for several stay with the host, as no single device may hold them all.
 
     Args:
         make: Gives a set of arguments from a seed.
         seed: Of the first set.
         nbytes: Of one set.
+        spread: Whether they are for several devices.
     """
 
-    def __init__(self, make: Callable[[int], tuple[Any, ...]], seed: int, nbytes: int) -> None:
-        self._make, self._seed = make, seed
+    def __init__(self, make: Callable[[int], tuple[Any, ...]], seed: int, nbytes: int, *, spread: bool = False) -> None:
+        self._make, self._seed, self._spread = make, seed, spread
         self.nbytes = nbytes
         count = min(MOST_SETS, math.ceil(ROTATED_BYTES / max(1, nbytes)))
         self.sets = [self._place(number) for number in range(count)]
-        self._fingerprints = [fingerprint(arrays) for arrays in self.sets]
+        # What stays with the host no kernel overwrites.
+        self._fingerprints = [] if spread else [fingerprint(arrays) for arrays in self.sets]
 
     def _place(self, number: int) -> tuple[Any, ...]:
+        if self._spread:
+            with jax.default_device(jax.local_devices(backend="cpu")[0]):
+                return tuple(np.asarray(array) for array in self._make(self._seed + number))
         return jax.block_until_ready(tuple(jax.device_put(array) for array in self._make(self._seed + number)))
 
     def restore(self) -> bool:
@@ -118,13 +131,15 @@ def input_sets(kernel: Kernel, problem: Any, seed: int) -> InputSets:
     key = (kernel.name, problem, seed)
     if key not in _inputs:
         _inputs.clear()  # before the next are made
-        if kernel.devices(problem) == 1:
+        if not kernel.spread:
             nbytes = sum(spec.nbytes for spec in kernel.arguments(problem))
             _inputs[key] = InputSets(lambda number: kernel.make_inputs(problem, number), seed, nbytes)
         else:
             leaves = jax.tree.leaves(jax.eval_shape(lambda: kernel.program_inputs(problem, seed)))
             nbytes = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
-            _inputs[key] = InputSets(lambda n: tuple(jax.tree.leaves(kernel.program_inputs(problem, n))), seed, nbytes)
+            _inputs[key] = InputSets(
+                lambda number: tuple(jax.tree.leaves(kernel.program_inputs(problem, number))), seed, nbytes, spread=True
+            )
     return _inputs[key]
 
 
@@ -172,7 +187,7 @@ def _form(kernel: Kernel, problem: Any, config: Config | None) -> Callable[[], C
             lambda *flat: form.function(*jax.tree.unflatten(structure, flat)), tuple(leaves), donated, form.options
         )
 
-    return on_one if kernel.devices(problem) == 1 else on_many
+    return on_many if kernel.spread else on_one
 
 
 def _compile(build: Callable[[], Compilable], devices: int) -> Callable[[InputSets], Program] | Outcome:
