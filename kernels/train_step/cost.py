@@ -13,7 +13,6 @@ from kernels.train_step.problem import TrainProblem
 from kernels.train_step.remat import CHOSEN, OFFLOAD, RECOMPUTE, SAVE
 
 EFFICIENCY = 0.6  # of the peak, that matmuls reach
-ROOMY_MIB, ROOMY = 32, 0.93  # with so much VMEM for a fusion, matmuls take longer blocks and this share of the time
 ATTENTION_EFFICIENCY = 0.4  # as narrow heads and the softmax leave less
 CHUNKED_SLOWER = 3.0  # loops of plain JAX against a Pallas kernel on a TPU: scores go through HBM
 PASSES = 24  # over a block's hidden states, besides its matmuls' own: norms, rotations, sums, forward and backward
@@ -184,7 +183,6 @@ def estimate_ms(problem: TrainProblem, config: Config, chip: Chip) -> float:
     else:
         flops_s, hbm, link = ELSEWHERE
     matmuls, attention = step_flops(problem, config)
-    matmuls *= ROOMY if config["scoped_vmem_mib"] >= ROOMY_MIB else 1.0
     if chip.known and config["attention"] == "chunked":
         attention *= CHUNKED_SLOWER
     compute = matmuls / (EFFICIENCY * flops_s) + attention / (ATTENTION_EFFICIENCY * flops_s)
