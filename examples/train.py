@@ -40,6 +40,8 @@ def main() -> None:
     parser.add_argument("--problem", default="tiny-cpu", help="on a TPU: tiny,topology=v5e:2x2 for four v5e chips")
     options = parser.parse_args()
     problem, steps = get_kernel("train_step").parse_problem(options.problem), options.steps
+    if problem.seq_len is None:
+        parser.error(f"{problem.model} takes images, and this trains on text: give --problem tiny-cpu or tiny")
     how = plan(problem)
     print("mesh", dict(how.mesh.shape))
     step, _ = train_step(problem, how.config, jax.devices())

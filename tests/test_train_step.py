@@ -24,10 +24,11 @@ from autotune.engines.device.engine import DeviceEngine
 from autotune.errors import UsageError
 from autotune.kernel import get_kernel
 from autotune.outcome import Source, Status
-from kernels.train_step import cost as model
+from kernels.train_step import transformer_cost as model
 from kernels.train_step.problem import PROBLEMS, TrainProblem
-from kernels.train_step.remat import POLICIES
-from search_spaces.train_step import AXES, compiler_options, fitted
+from kernels.train_step.remat import POLICIES, RESNET_CHOSEN, choices
+from search_spaces._train_family import AXES
+from search_spaces.train_step import compiler_options, fitted
 from tests.conftest import ROOT
 
 KERNEL = get_kernel("train_step")
@@ -58,7 +59,7 @@ def verdicts(jobs: list[dict]) -> list[dict]:
     return json.loads(run.stdout.splitlines()[-1])
 
 
-# Together they have every word of every parameter, every axis of the mesh, and both kinds of embeddings.
+# Together they have every word of every parameter, every axis of the mesh, both kinds of embeddings; and a resnet.
 CASES = [
     {"config": config_of()},
     {
@@ -75,6 +76,12 @@ CASES = [
         )
     },
     {"config": config_of(data=2, fsdp=2, tensor=4, attention="chunked", loss="xla", **POLICIES["full_offloaded"])},
+    {
+        "problem": "resnet50",
+        "config": config_of(
+            "resnet50", data=2, fsdp=4, **choices(RESNET_CHOSEN, block_input="offload", conv1="save", normed="offload")
+        ),
+    },
 ]  # fmt: skip
 
 BROKEN = [
@@ -83,6 +90,9 @@ BROKEN = [
     {"breaks": "micro", "config": config_of(accumulate=2)},
     {"breaks": "length", "config": config_of(fsdp=8, sequence=2)},
     {"breaks": "remat", "config": config_of()},
+    {"breaks": "own", "problem": "resnet50", "config": config_of("resnet50")},
+    {"breaks": "constant", "problem": "resnet50", "config": config_of("resnet50")},
+    {"breaks": "remat", "problem": "resnet50", "config": config_of("resnet50")},
 ]
 
 
@@ -125,14 +135,16 @@ def test_configs_fit_their_validation(job):
     problem, config = PROBLEMS[job["problem"]], job["config"]
     for small in KERNEL.validation_problems(problem, config):
         fit = fitted(small, config)
-        used = math.prod(fit[axis] for axis in AXES)
-        assert (used <= 8, small.dtype, small.shape.tied) == (True, "float32", problem.shape.tied)
+        axes = [axis for axis in AXES if axis in config]
+        used = math.prod(fit[axis] for axis in axes)
+        assert (used <= 8, small.dtype, type(small.shape)) == (True, "float32", type(problem.shape))
+        assert getattr(small.shape, "tied", None) == getattr(problem.shape, "tied", None)
         assert fitted(small, fit) == fit
         space = KERNEL.space(small.replace({"topology": f"cpu:{used}"}), get_chip("cpu"))
         assert space.why_invalid({**fit, "scoped_vmem_mib": 0}) is None
-        assert (fit["accumulate"], fit["scan_group"]) == (config["accumulate"], config["scan_group"])
-        assert all((config[axis] > 1) >= (fit[axis] > 1) for axis in AXES)
-        assert sum(fit[axis] > 1 for axis in AXES) >= min(2, sum(config[axis] > 1 for axis in AXES))
+        assert all(fit.get(name) == config.get(name) for name in ("accumulate", "scan_group"))
+        assert all((config[axis] > 1) >= (fit[axis] > 1) for axis in axes)
+        assert sum(fit[axis] > 1 for axis in axes) >= min(2, sum(config[axis] > 1 for axis in axes))
 
 
 @pytest.mark.parametrize("name", PROBLEMS)
@@ -238,7 +250,7 @@ from jax.experimental import topologies
 from autotune.kernel import get_kernel
 from autotune.outcome import Source, Status
 from kernels.train_step import models
-models.TRANSFORMERS["tiny"] = dataclasses.replace(models.TRANSFORMERS["tiny"], **json.loads(sys.argv[1]))
+models.MODELS["tiny"] = dataclasses.replace(models.MODELS["tiny"], **json.loads(sys.argv[1]))
 kernel, found = get_kernel("train_step"), []
 for fields, config in json.load(sys.stdin):
     problem = kernel.parse_problem(fields)
@@ -333,22 +345,23 @@ def test_what_does_not_fit_says_what_it_needs():
 
 
 @pytest.mark.slow
-def test_the_device_engine_times_a_step_on_eight_devices(monkeypatch, tmp_path):
+@pytest.mark.parametrize(("name", "rest"), [("tiny-cpu", {"fsdp": 2, "tensor": 2}), ("resnet-tiny-cpu", {"fsdp": 4})])
+def test_the_device_engine_times_a_step_on_eight_devices(name, rest, monkeypatch, tmp_path):
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    problem = PROBLEMS["tiny-cpu"]
+    problem = PROBLEMS[name]
     with DeviceEngine(
         Task(KERNEL, problem, get_chip("cpu")), hardware.Attached("cpu", "cpu", 1), jobs=2, timeout_s=300
     ) as engine:
         assert engine.jobs == 1  # one process has all the devices
-        config = config_of("tiny-cpu", data=2, fsdp=2, tensor=2)
+        config = config_of(name, data=2, **rest)
         outcome = engine.evaluate(config).result()
         assert outcome.measured, outcome.message
         assert outcome.time_ms > 0
         assert engine.validate(config).result().ok
         race = engine.race([config, None], seconds=0.5, seed=3).result()
         assert race.ok, race.message
-        wide = engine.evaluate(config_of("tiny-cpu", data=2, fsdp=8)).result()
+        wide = engine.evaluate(config_of(name, data=2, fsdp=8)).result()
         assert wide.status is Status.LOWERING_ERROR
 
 

@@ -16,10 +16,12 @@ import jax
 
 from autotune import validation
 from autotune.kernel import get_kernel
-from kernels.train_step import layers, loss, step, transformer
+from kernels.train_step import layers, loss, resnet, step, transformer
+from kernels.train_step.remat import STATISTICS
 
 _psum, _accumulated, _sharded = jax.lax.psum, step._accumulated, layers.Layers.sharded
 _checkpoint, _reference_results = jax.checkpoint, validation.reference_results
+_normed, _checkpoint_name = resnet.BatchNorm.__call__, resnet.checkpoint_name
 _known: dict[str, Any] = {}
 
 
@@ -35,8 +37,8 @@ def _mean_of_sums(both, parts, mesh):
     right = _accumulated(both, parts, mesh)
 
     def function(parameters, tokens):
-        value, gradients = right(parameters, tokens)
-        return value, jax.tree.map(lambda x: x * parts, gradients)
+        value, gradients, observed = right(parameters, tokens)
+        return value, jax.tree.map(lambda x: x * parts, gradients), observed
 
     return function
 
@@ -68,6 +70,18 @@ def _checkpoint_of_another(function, **options):
     return _checkpoint(lambda x, blocks: function(_stale(x), blocks), **options)
 
 
+def _own_statistics(self, x):
+    """Each of eight devices normalizes by the statistics of its own images."""
+    parts, observed = jax.vmap(lambda part: _normed(self, part))(x.reshape(8, -1, *x.shape[1:]))
+    return parts.reshape(x.shape), jax.tree.map(lambda each: each.mean(0), observed)
+
+
+def _constant_statistics(x, name):
+    """Gradients as if means and variances did not depend on what they are of."""
+    x = _checkpoint_name(x, name)
+    return jax.lax.stop_gradient(x) if name == STATISTICS else x
+
+
 BREAKS = {
     "none": contextlib.nullcontext,
     "psum": lambda: mock.patch.object(loss.jax.lax, "psum", _psum_of_batch_lost),
@@ -75,13 +89,17 @@ BREAKS = {
     "micro": lambda: mock.patch.object(step, "_accumulated", _first_micro_batch),
     "length": lambda: mock.patch.object(layers.Layers, "sharded", _own_keys),
     "remat": lambda: mock.patch.object(transformer.jax, "checkpoint", _checkpoint_of_another),
+    "own": lambda: mock.patch.object(resnet.BatchNorm, "__call__", _own_statistics),
+    "constant": lambda: mock.patch.object(resnet, "checkpoint_name", _constant_statistics),
 }
 
 
 def _reference_once(kernel, problem, inputs):
-    """The reference's results, which cost as much as the config's, once for each problem."""
+    """The reference's results, which cost as much as the config's, once for each problem; never of broken parts."""
     if str(problem) not in _known:
-        _known[str(problem)] = _reference_results(kernel, problem, inputs)
+        whole = mock.patch.object(resnet.BatchNorm, "__call__", _normed)
+        with whole, mock.patch.object(resnet, "checkpoint_name", _checkpoint_name):
+            _known[str(problem)] = _reference_results(kernel, problem, inputs)
     return _known[str(problem)]
 
 

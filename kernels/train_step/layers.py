@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
-from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from kernels._precision import dot_precision
@@ -23,7 +21,8 @@ from kernels.attention.reference import attention_reference
 from kernels.chunked_attention import chunked_attention
 from kernels.gated_mlp import gated_mlp
 from kernels.norm import rmsnorm
-from kernels.train_step.mesh import BATCH, DIMENSIONS, parameter_spec, without
+from kernels.train_step.mesh import BATCH
+from kernels.train_step.placement import Placement
 
 EPS = 1e-5  # of the RMSNorms; Llama's
 HIDDEN = P(BATCH, "sequence", None)  # [batch, length, width]
@@ -34,63 +33,20 @@ EXCHANGED = P(BATCH, ("tensor", "sequence"), None, None)  # whole lengths of few
 
 
 @dataclasses.dataclass(frozen=True)
-class Layers:
-    """What a model is computed with.
+class Layers(Placement):
+    """What a transformer is computed with.
 
     Attributes:
-        dtype: Of activations and of the weights where they are multiplied.
-        mesh: None where there is one device.
         attention: ``kernel``, ``chunked`` or ``xla``.
         norm: ``kernel`` or ``xla``.
         mlp: ``kernel`` or ``xla``.
         interpret: Passed to the Pallas kernels; False leaves the choice to the platform.
     """
 
-    dtype: str
-    mesh: Mesh | None = None
     attention: str = "xla"
     norm: str = "xla"
     mlp: str = "xla"
     interpret: Any = False
-
-    def constrain(self, x: jax.Array, spec: P) -> jax.Array:
-        """`x`, lying as `spec` says."""
-        return x if self.mesh is None else jax.lax.with_sharding_constraint(x, NamedSharding(self.mesh, spec))
-
-    def sharded(self, function: Callable[..., Any], in_specs: tuple[P, ...], out_specs: Any) -> Callable[..., Any]:
-        """`function` on each device's own part."""
-        if self.mesh is None:
-            return function
-        return jax.shard_map(function, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs)
-
-    def weight(self, name: str, value: jax.Array) -> jax.Array:
-        """A parameter as it is multiplied: in `dtype`, gathered over ``fsdp``; its gradient is scattered over it."""
-        value = value.astype(self.dtype)
-        if self.mesh is None or len(DIMENSIONS[name]) == 1:
-            return value
-        spec = parameter_spec(name, value.shape, self.mesh.shape)
-        return _gathered(self, spec, value)
-
-    def placed(self, name: str, value: jax.Array) -> tuple[jax.Array, P, Callable[[jax.Array], jax.Array]]:
-        """The same for a `shard_map`: the weight in `dtype`, how it comes in, and what gathers it there.
-
-        The gradient is scattered over ``fsdp`` before it is summed over other axes; of a weight that came
-        in whole, XLA would sum the whole.
-        """
-        value = value.astype(self.dtype)
-        if self.mesh is None:
-            return value, P(), lambda w: w
-        spec = parameter_spec(name, value.shape, self.mesh.shape)
-
-        def gather(w: jax.Array) -> jax.Array:
-            missing = {*BATCH, "sequence"} - jax.typeof(w).manual_axis_type.varying
-            w = jax.lax.pcast(w, tuple(sorted(missing)), to="varying")
-            for axis, entry in enumerate(spec):
-                if "fsdp" in (entry or ()):
-                    w = jax.lax.all_gather(w, "fsdp", axis=axis, tiled=True)
-            return w
-
-        return value, spec, gather
 
     def dot(self, x: jax.Array, w: jax.Array) -> jax.Array:
         """``x @ w`` over x's last dimension, in `dtype` (the MXU sums in float32 all the same)."""
@@ -155,15 +111,3 @@ class Layers:
 
         out = self.sharded(own_tokens, (HIDDEN, spec, spec), COLUMNS)(x, gate, up)
         return checkpoint_name(out, "gate_up")
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _gathered(layers: Layers, spec: P, value: jax.Array) -> jax.Array:
-    return layers.constrain(layers.constrain(value, spec), without(spec, "fsdp"))
-
-
-def _gathered_backward(layers: Layers, spec: P, _: None, grad: jax.Array) -> tuple[jax.Array]:
-    return (layers.constrain(grad, spec),)
-
-
-_gathered.defvjp(lambda layers, spec, value: (_gathered(layers, spec, value), None), _gathered_backward)

@@ -22,7 +22,7 @@ from autotune.outcome import Config
 AXES = ("data", "fsdp", "tensor", "sequence")
 BATCH = ("data", "fsdp")
 
-# Each parameter's dimensions by what they are. Those of the blocks have the layers before them.
+# Each parameter's dimensions by what they are. Those of a transformer's blocks have the layers before them.
 DIMENSIONS: dict[str, tuple[str, ...]] = {
     "embed": ("vocab", "width"),
     "head": ("width", "vocab"),
@@ -36,19 +36,21 @@ DIMENSIONS: dict[str, tuple[str, ...]] = {
     "w_gate": ("width", "mlp"),
     "w_up": ("width", "mlp"),
     "w_down": ("mlp", "width"),
+    **dict.fromkeys(("stem", "conv1", "conv2", "conv3", "shortcut"), ("row", "column", "inputs", "width")),
+    "classifier": ("width", "classes"),
 }
 TENSOR_DIMENSIONS = ("vocab", "heads", "mlp")
 
 
 def make_mesh(config: Config, devices: Sequence[Any]) -> Mesh:
-    """The mesh that `config` wants of as many of `devices`.
+    """The mesh that `config` wants of as many of `devices`; an axis of which it says nothing is one.
 
     TPU devices are laid so that each axis runs along sides of the torus; others as they come.
 
     Raises:
         UsageError: There are fewer devices.
     """
-    shape = tuple(config[axis] for axis in AXES)
+    shape = tuple(config.get(axis, 1) for axis in AXES)
     if (wanted := math.prod(shape)) > len(devices):
         flag = f"--xla_force_host_platform_device_count={wanted}"
         raise UsageError(f"a mesh of {wanted} devices on {len(devices)}: for CPU devices, set XLA_FLAGS={flag}")
@@ -114,5 +116,5 @@ def key_name(key: Any) -> str:
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
-    """Of tokens, ``[batch, length]``."""
-    return NamedSharding(mesh, PartitionSpec(BATCH, None))
+    """Of tokens, images and labels: all have the batch first."""
+    return NamedSharding(mesh, PartitionSpec(BATCH))

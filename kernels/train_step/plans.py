@@ -41,7 +41,7 @@ class Plan:
 
     @property
     def batch(self) -> NamedSharding:
-        """Of the tokens, ``[batch, length]``."""
+        """Of what a step is given besides its state: tokens, or images and their classes."""
         return batch_sharding(self.mesh)
 
     @property
@@ -51,7 +51,7 @@ class Plan:
 
     @property
     def checkpoint_policy(self) -> Callable[..., Any]:
-        """What `jax.checkpoint` and `nnx.remat` take as ``policy``, for activations of the names in `remat.NAMES`."""
+        """What `jax.checkpoint` and `nnx.remat` take as ``policy``, for activations of the config's names."""
         return policy(self.config)
 
 

@@ -1,7 +1,8 @@
 """A decoder-only transformer of the Llama family in Flax NNX: stacked blocks, in a loop or one after the other.
 
-Source: Touvron et al., arXiv:2302.13971, and the Llama 3 herd, arXiv:2407.21783; rotary positions of Su et al.,
-arXiv:2104.09864, in the halves form (dimension i turns with i + head_dim / 2).
+A `kernels.train_step.families.Family`. Source: Touvron et al., arXiv:2302.13971, and the Llama 3 herd,
+arXiv:2407.21783; rotary positions of Su et al., arXiv:2104.09864, in the halves form (dimension i turns with
+i + head_dim / 2).
 """
 
 from __future__ import annotations
@@ -12,14 +13,29 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
+from jax.sharding import Mesh
 
 from autotune.outcome import Config
+from kernels.train_step.families import Loss, Tree
 from kernels.train_step.layers import HEADS, HIDDEN, Layers
+from kernels.train_step.loss import mean_loss
 from kernels.train_step.models import TransformerShape
-from kernels.train_step.remat import NAMES, policy
+from kernels.train_step.problem import TrainProblem
+from kernels.train_step.remat import BLOCK_INPUT, checkpointed
 
-Tree = Any
 Rotation = tuple[jax.Array, jax.Array]
+
+PLAIN: Config = {
+    "attention": "xla",
+    "norm": "xla",
+    "mlp": "xla",
+    "loss": "xla",
+    "loss_chunk_mib": 0,
+    "accumulate": 1,
+    "scan_layers": False,
+    "scan_group": 1,
+}
+PLAIN_STEP: Config = {**PLAIN, "scan_layers": True}  # one after the other the layers would take minutes to compile
 
 
 def _matrix(rngs: nnx.Rngs, rows: int, columns: int, scale: float | None = None) -> nnx.Param:
@@ -88,9 +104,34 @@ def initial_parameters(shape: TransformerShape, seed: int) -> Tree:
     return nnx.to_pure_dict(nnx.state(Transformer(shape, rngs=nnx.Rngs(seed)), nnx.Param))
 
 
-def parameter_shapes(shape: TransformerShape) -> Tree:
-    """`initial_parameters` as `jax.ShapeDtypeStruct`s."""
-    return jax.eval_shape(lambda: initial_parameters(shape, 0))
+def initial_statistics(shape: TransformerShape) -> Tree:
+    """None: an RMSNorm has no memory."""
+    return {}
+
+
+def batch_shapes(problem: TrainProblem) -> jax.ShapeDtypeStruct:
+    """Tokens, int32 ``[batch, seq_len + 1]``: each is given all before it, and predicted but for the first."""
+    return jax.ShapeDtypeStruct((problem.batch, problem.seq_len + 1), jnp.int32)
+
+
+def random_batch(problem: TrainProblem, seed: int) -> jax.Array:
+    """Any words."""
+    return jax.random.randint(jax.random.key(seed), batch_shapes(problem).shape, 0, problem.shape.vocab, jnp.int32)
+
+
+def mean_loss_of(problem: TrainProblem, config: Config, mesh: Mesh | None, *, interpret: Any = False) -> Loss:
+    """The mean next-token cross-entropy, as `config` says; no statistics."""
+    shape = problem.shape
+    words = {name: config[name] for name in ("attention", "norm", "mlp")}
+    layers = Layers(problem.dtype, mesh, **words, interpret=interpret)
+
+    def loss(parameters: Tree, tokens: jax.Array) -> tuple[jax.Array, Tree]:
+        hidden = hidden_states(parameters, tokens[:, :-1], shape, layers, config)
+        w = parameters["embed" if shape.tied else "head"]
+        how, chunk_mib = config["loss"], config["loss_chunk_mib"]
+        return mean_loss(layers, hidden, w, tokens[:, 1:], tied=shape.tied, how=how, chunk_mib=chunk_mib), {}
+
+    return loss
 
 
 def hidden_states(
@@ -108,14 +149,13 @@ def hidden_states(
     count = shape.layers // group
 
     def step(x: jax.Array, blocks: Tree) -> jax.Array:
-        x = checkpoint_name(x, "block_input")
+        x = checkpoint_name(x, BLOCK_INPUT)
         for block in unstacked(blocks, group):
             x = nnx.merge(graph, nnx.State(block))(x, rotation, layers)
         return x
 
-    if any(f"remat_{name}" in config for name in NAMES):
-        # In a loop nothing else is there to be taken for the same; a loop of one pass is none.
-        step = jax.checkpoint(step, policy=policy(config), prevent_cse=not scanned or count == 1)
+    # In a loop nothing else is there to be taken for the same; a loop of one pass is none.
+    step = checkpointed(step, config, prevent_cse=not scanned or count == 1)
     groups = jax.tree.map(lambda array: array.reshape(count, group, *array.shape[1:]), parameters["blocks"])
     if scanned:
         x, _ = jax.lax.scan(lambda x, blocks: (step(x, blocks), None), x, groups)
