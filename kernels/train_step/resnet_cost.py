@@ -77,7 +77,7 @@ def peak_bytes(problem: TrainProblem, config: Config) -> float:
     for block, taken in shape.placed(problem.image):
         each = block_bytes(problem, config, block, taken)
         again = sum(each[name] for name in RESNET_CHOSEN if config[f"remat_{name}"] == RECOMPUTE)
-        work = max(work, again + 2 * each["conv3"])  # and gradients of what it gives
+        work = max(work, again + each["conv3"])  # and the gradient of what it gives
     return state + stem + kept_bytes(problem, config, SAVE) + work
 
 
