@@ -8,8 +8,11 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from autotune import presets
 from autotune.errors import UsageError
+from autotune.kernel import get_kernel
 from autotune.outcome import Outcome, Status
+from autotune.presets import Preset
 from autotune.report import write_reports
 from autotune.search import SearchSettings
 from autotune.tuner import tune
@@ -76,6 +79,30 @@ def test_without_the_study_the_presets_are_reported_all_the_same(tuned, tmp_path
     (path,) = write_reports(tmp_path, [], ("md",))["toy"]
     assert "is not in this results folder" in path.read_text()
     assert not (tmp_path / "studies").exists()
+
+
+def test_problems_that_differ_in_their_batch_alone_are_set_side_by_side(tmp_path):
+    kernel = get_kernel("attention")
+
+    def keep(time_ms: float, **fields):
+        problem = {**kernel.parse_problem(None).to_dict(), **fields}
+        entry = Preset(
+            kernel="attention", device_kind="TPU v5 lite", problem=problem, config={"block_q": 128}, time_ms=time_ms,
+            method="schedule", engine="compiler", validation={"status": "ok", "max_rel_error": 1e-3}, versions={},
+        )  # fmt: skip
+        presets.save(presets.preset_path(tmp_path / "presets", entry.device_kind, entry.kernel), entry)
+
+    keep(6.0, batch=8)
+    keep(1.0, batch=1)
+    keep(9.0, batch=8, causal=False)  # another problem: it has no other batch
+    (path,) = write_reports(tmp_path, [], ("md",))["attention"]
+    text = path.read_text()
+    assert text.count("Time against batch, v5e: ") == 1
+    rows = [line for line in text.splitlines() if line.startswith(("| 1 |", "| 8 |"))]
+    assert rows == [
+        "| 1 | 1.000 ms | 1.000 ms | predicted | block_q=128 |",
+        "| 8 | 6.000 ms | 0.750 ms | predicted | block_q=128 |",
+    ]
 
 
 def test_nothing_to_report_is_said_and_nothing_written(tmp_path):

@@ -168,15 +168,13 @@ def test_problems_and_spaces_load_no_jax():
 
 @needs_compiler
 @pytest.mark.slow
-@pytest.mark.timeout(2400)
+@pytest.mark.timeout(1500)
 def test_the_compiler_predicts_resnet50():
-    """It fits eight chips, has a time from its schedule, and less memory where more is computed again."""
+    """It fits eight chips, in about the memory that the arithmetic says, and has a time."""
+    config = config_of("resnet50", **RESNET_POLICIES["full"])
     with open_engine("compiler", Task(KERNEL, PROBLEM, V5E), jobs=1, timeout_s=1200) as engine:
-        kept, again = (
-            engine.evaluate(config_of("resnet50", **RESNET_POLICIES[name])).result() for name in ("minimal", "full")
-        )
-    for outcome in (kept, again):
-        assert outcome.ok, outcome.message
-        assert outcome.source is Source.SCHEDULE, outcome.message
-        assert outcome.time_ms > KERNEL.cost(PROBLEM).roofline_ms(V5E)
-    assert again.peak_bytes < 0.8 * kept.peak_bytes
+        outcome = engine.evaluate(config).result()
+    assert outcome.ok, outcome.message
+    assert outcome.source is Source.HLO, outcome.message
+    assert outcome.time_ms > KERNEL.cost(PROBLEM).roofline_ms(V5E)
+    assert outcome.peak_bytes == pytest.approx(model.peak_bytes(PROBLEM, config), rel=0.4)

@@ -13,6 +13,7 @@ from autotune import render
 from autotune.foresight import agreement
 from autotune.presets import Preset
 from autotune.report.frames import (
+    batch_frames,
     memory_frame,
     pairs,
     presets_frame,
@@ -43,6 +44,8 @@ class Part:
 def build(results: Path, kernel: str, presets: Sequence[Preset]) -> list[Part]:
     """The report on one kernel: all presets at a glance, then each with its study where that is at hand."""
     parts = [Part(f"{kernel}: tuned beside baseline", 1), *map(Part, _sources(presets)), Part(_overview(presets))]
+    for title, frame in batch_frames(presets).items():
+        parts += [Part(f"Time against batch, {title}", 2), Part(_formatted(frame))]
     for preset in presets:
         parts += [Part(f"{target_of(preset)}: {pairs(preset.problem)}", 2), Part(_details(preset))]
         records = load_records(results, preset.study) if preset.study else None

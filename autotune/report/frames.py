@@ -91,6 +91,30 @@ def refused_frame(records: Sequence[TrialRecord]) -> pd.DataFrame:
     )
 
 
+def batch_frames(presets: Sequence[Preset]) -> dict[str, pd.DataFrame]:
+    """Where problems differ in their batch alone, what each batch takes and one example of it; by what they share."""
+    groups: dict[str, list[Preset]] = {}
+    for preset in presets:
+        if "batch" in preset.problem:
+            shared = {name: value for name, value in preset.problem.items() if name != "batch"}
+            groups.setdefault(f"{target_of(preset)}: {pairs(shared)}", []).append(preset)
+    return {title: _by_batch(group) for title, group in groups.items() if len(group) > 1}
+
+
+def _by_batch(presets: Sequence[Preset]) -> pd.DataFrame:
+    rows = [
+        {
+            "batch": preset.problem["batch"],
+            "time_ms": preset.time_ms,
+            "an example_ms": preset.time_ms / preset.problem["batch"],
+            "source": preset.source,
+            "config": format_config(preset.config),
+        }
+        for preset in presets
+    ]
+    return pd.DataFrame(sorted(rows, key=lambda row: row["batch"]))
+
+
 def _row(preset: Preset) -> dict[str, Any]:
     validation = preset.validation or {}
     return {

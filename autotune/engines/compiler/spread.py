@@ -40,6 +40,9 @@ def compile_spread(
     """
     try:
         devices = topology_devices(chip, topology)
+    except Exception as error:
+        return Outcome(Status.COMPILE_ERROR, message=f"the compiler has no topology {topology}: {text_of(error)[:300]}")
+    try:
         form = kernel.compilable(problem, config, devices)
     except Exception as error:  # Whatever building it raises is this config's own fault.
         return Outcome(Status.LOWERING_ERROR, message=text_of(error))
