@@ -18,6 +18,31 @@ MIB = 1024**2
 
 
 @dataclasses.dataclass(frozen=True)
+class Links:
+    """How chips of one generation hang together.
+
+    Attributes:
+        dimensions: Of their torus; a chip has two links along each.
+        gbps: GB/s of one link in one direction.
+        ring: The side from which on a dimension's ends are joined; where it is 4, all are or none, as cubes of four are
+            joined as wholes.
+        host_gbps: GB/s between a chip and its host, in one direction.
+        devices: JAX devices a chip.
+    """
+
+    dimensions: int
+    gbps: float
+    ring: int
+    host_gbps: float
+    devices: int = 1
+
+    @property
+    def device_gbps(self) -> float:
+        """GB/s that one device sends over all its links."""
+        return 2 * self.dimensions * self.gbps / self.devices
+
+
+@dataclasses.dataclass(frozen=True)
 class Chip:
     """One TPU generation.
 
@@ -35,6 +60,7 @@ class Chip:
         hbm_bytes: HBM capacity.
         vmem_bytes: VMEM per core.
         scoped_vmem_bytes: What the compiler lets one kernel use by default.
+        links: To other chips and the host; None where they are not known.
     """
 
     name: str
@@ -48,6 +74,7 @@ class Chip:
     hbm_bytes: int
     vmem_bytes: int
     scoped_vmem_bytes: int
+    links: Links | None = None
     chip_config: str | None = None
     platform: str = "tpu"
 
@@ -76,7 +103,9 @@ FLOAT32_PASSES = 6
 
 # Sources. Peak, HBM and VMEM sizes: jax's `tpu_info` table and the Cloud TPU system-architecture pages;
 # 7x's are the chip's halves. Clock: the peak over the MXUs' multiply-accumulates a cycle (v6e and 7x
-# start two passes a cycle). Scoped VMEM: what libtpu 0.0.42 and 0.0.52 print when they refuse a kernel.
+# start two passes a cycle). Scoped VMEM: what libtpu 0.0.42 and 0.0.52 print when they refuse a kernel. Links: the
+# Cloud TPU pages and "How to Scale Your Model" (one direction of one link; v4's and v7x's way to the host is taken from
+# their neighbours').
 _CHIPS = (
     Chip(
         name="v4",
@@ -90,6 +119,7 @@ _CHIPS = (
         hbm_bytes=32 * GIB,
         vmem_bytes=16 * MIB,
         scoped_vmem_bytes=16 * MIB,
+        links=Links(dimensions=3, gbps=45.0, ring=4, host_gbps=16.0),
         chip_config="megacore",
     ),
     Chip(
@@ -104,6 +134,7 @@ _CHIPS = (
         hbm_bytes=16 * GIB,
         vmem_bytes=128 * MIB,
         scoped_vmem_bytes=16 * MIB,
+        links=Links(dimensions=2, gbps=45.0, ring=16, host_gbps=16.0),
     ),
     Chip(
         name="v5p",
@@ -117,6 +148,7 @@ _CHIPS = (
         hbm_bytes=95 * GIB,
         vmem_bytes=64 * MIB,
         scoped_vmem_bytes=16 * MIB,
+        links=Links(dimensions=3, gbps=90.0, ring=4, host_gbps=16.0),
     ),
     Chip(
         name="v6e",
@@ -130,6 +162,7 @@ _CHIPS = (
         hbm_bytes=32 * GIB,
         vmem_bytes=128 * MIB,
         scoped_vmem_bytes=32 * MIB,
+        links=Links(dimensions=2, gbps=90.0, ring=16, host_gbps=32.0),
     ),
     Chip(
         name="v7x",
@@ -143,6 +176,7 @@ _CHIPS = (
         hbm_bytes=96 * GIB,
         vmem_bytes=64 * MIB,
         scoped_vmem_bytes=32 * MIB,
+        links=Links(dimensions=3, gbps=90.0, ring=4, host_gbps=32.0, devices=2),
     ),
 )
 

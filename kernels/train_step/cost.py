@@ -11,15 +11,10 @@ from kernels.train_step.problem import TrainProblem
 
 EFFICIENCY = 0.6  # of the peak, that matmuls reach
 EXPOSED, EXPOSED_SYNC = 0.3, 1.0  # of collectives of parameters, where they may run beside compute and where not
-HOST_GBPS = 12.0  # between a device and its host's memory, each way
 OVERSHOOT = 20.0  # times the time, for each HBM's worth of memory too much
 PARAMETER_BYTES, GRADIENT_BYTES = 12, 4  # with both moments, float32
 
-# Between a device and its neighbours, GB/s over all links, one way: half the interchip bandwidths of the Cloud TPU
-# system-architecture pages (v4 2400, v5e 1600, v5p 4800, v6e 3584, v7x 9600 Gbit/s a chip, both ways; a v7x has two
-# devices).
-LINK_GBPS = {"v4": 150.0, "v5e": 100.0, "v5p": 300.0, "v6e": 224.0, "v7x": 300.0}
-ELSEWHERE = (1e11, 2e10, 1e10)  # flops, memory and link of a device without figures: relative units
+ELSEWHERE = (1e11, 2e10, 1e10, 1e10)  # flops, memory, links and host of a device without figures: relative units
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,13 +41,13 @@ class Load:
 
     def estimate_ms(self, problem: TrainProblem, config: Config, chip: Chip) -> float:
         """Milliseconds: compute or HBM, what does not hide behind it; more where memory runs out."""
-        if chip.known:
-            flops_s, hbm, link = chip.peak_tflops(problem.dtype) * 1e12, chip.hbm_gbps * 1e9, LINK_GBPS[chip.name] * 1e9
-        else:
-            flops_s, hbm, link = ELSEWHERE
+        flops_s, hbm, link, host = ELSEWHERE
+        if chip.known and chip.links is not None:
+            flops_s, hbm = chip.peak_tflops(problem.dtype) * 1e12, chip.hbm_gbps * 1e9
+            link, host = chip.links.device_gbps * 1e9, chip.links.host_gbps * 1e9 / chip.links.devices
         compute, memory = self.flops / flops_s, self.traffic / hbm
         exposed = EXPOSED if config["async_collectives"] else EXPOSED_SYNC
-        offload = self.offloaded / (HOST_GBPS * 1e9)
+        offload = self.offloaded / host
         busy = max(compute, memory) + 0.3 * min(compute, memory)
         seconds = busy + exposed * self.parameters / link + max(0.0, (1 - exposed) * self.parameters / link - busy)
         seconds += self.activations / link + 0.1 * offload + max(0.0, 0.9 * offload - busy)

@@ -8,14 +8,12 @@ import re
 from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
-from autotune.chips import CHIPS
+from autotune.chips import CHIPS, Links
 from autotune.errors import UsageError, one_of
 from autotune.problem import Problem
 from kernels.train_step.models import MODELS
 
 CPU = "cpu"
-FORMS = {"v4": 3, "v5p": 3, "v7x": 3, "v5e": 2, "v6e": 2}  # how many dimensions a chip's torus has
-DEVICES_PER_CHIP = {"v7x": 2}  # each TensorCore is a device there; elsewhere a chip is one
 # What says how large one example is, with its usual value: a model takes one of them (its shape's `size_field`).
 SIZES = {"seq_len": 4096, "image": 224}
 
@@ -78,7 +76,13 @@ class TrainProblem(Problem):
     @property
     def devices(self) -> int:
         """How many JAX devices the topology has."""
-        return math.prod(_sides(self.topology)) * DEVICES_PER_CHIP.get(self.target, 1)
+        return math.prod(_sides(self.topology)) * _links(self.target).devices
+
+
+def _links(target: str) -> Links:
+    """How the target's devices hang together; CPU devices are in a row, as far as their topology's text goes."""
+    known = CHIPS[target].links if target in CHIPS else None
+    return known or Links(dimensions=1, gbps=0.0, ring=0, host_gbps=0.0)
 
 
 def _sides(topology: str) -> tuple[int, ...]:
@@ -86,7 +90,7 @@ def _sides(topology: str) -> tuple[int, ...]:
     target, _, form = topology.partition(":")
     if target != CPU and target not in CHIPS:
         raise UsageError(f"topology={topology}: must begin with {one_of([*CHIPS, CPU])}, as in v5e:4x4 or cpu:8")
-    dimensions = 1 if target == CPU else FORMS[target]
+    dimensions = _links(target).dimensions
     if not re.fullmatch(r"[1-9]\d{0,3}(x[1-9]\d{0,3})*", form) or form.count("x") != dimensions - 1:
         example = {1: "cpu:8", 2: f"{target}:4x4", 3: f"{target}:2x2x1"}[dimensions]
         of = "a number of devices" if dimensions == 1 else f"{dimensions} sides"

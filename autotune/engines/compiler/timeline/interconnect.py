@@ -1,8 +1,7 @@
 """The links between a topology's chips, and what a collective takes over them.
 
-Bandwidths are the public figures of Cloud TPU's system pages and of "How to Scale Your Model" (one direction of one
-link). A dimension of the topology closes to a ring only where the whole of it is there: 16 chips on v5e and v6e, and
-cubes of four on v4, v5p and v7x.
+A dimension of the topology closes to a ring only where the whole of it is there: 16 chips on v5e and v6e, and cubes of
+four on v4, v5p and v7x (`autotune.chips.Links`).
 """
 
 from __future__ import annotations
@@ -13,17 +12,15 @@ import itertools
 from collections import Counter
 from collections.abc import Sequence
 
-from autotune.chips import Chip
+from autotune.chips import Chip, Links
+from autotune.engines.compiler.schedule.scalar import UnresolvedError
 
 Coordinates = tuple[int, ...]
 
-# GB/s of one link in one direction, and the length from which on a dimension is a ring.
-_LINKS = {"v4": (45.0, 4), "v5e": (45.0, 16), "v5p": (90.0, 4), "v6e": (90.0, 16), "v7x": (90.0, 4)}
-# A collective reaches about nine tenths of that (the same book measures 8 to 10 % below), and a hop takes 1 µs.
+# A collective reaches about nine tenths of a link's pace ("How to Scale Your Model" measures 8 to 10 % below it), and a
+# hop takes 1 µs.
 _EFFICIENCY = 0.9
 _HOP_US = 1.0
-# Between a chip and its host, GB/s in one direction: the book's figures, v4's and v7x's taken from their neighbours.
-HOST_GBPS = {"v4": 16.0, "v5e": 16.0, "v5p": 16.0, "v6e": 32.0, "v7x": 32.0}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,13 +40,24 @@ class Interconnect:
         return tuple(1 + max(along) for along in zip(*self.coordinates, strict=True))
 
     @property
+    def _links(self) -> Links:
+        if self.chip.links is None:
+            raise UnresolvedError(f"the links of {self.chip.name} are not known")
+        return self.chip.links
+
+    @property
     def _bytes_per_us(self) -> float:
-        return _LINKS[self.chip.name][0] * 1e3 * _EFFICIENCY
+        return self._links.gbps * 1e3 * _EFFICIENCY
+
+    @property
+    def host_bytes_per_us(self) -> float:
+        """Between a chip and its host, in one direction."""
+        return self._links.host_gbps * 1e3
 
     @functools.cached_property
     def _rings(self) -> tuple[bool, ...]:
         """Of each dimension, whether its ends are joined."""
-        least = _LINKS[self.chip.name][1]
+        least = self._links.ring
         if least == 4:  # made of cubes, which are joined as wholes
             return (all(side % 4 == 0 for side in self._shape),) * len(self._shape)
         return tuple(side >= least for side in self._shape)

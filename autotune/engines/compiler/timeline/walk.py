@@ -16,7 +16,7 @@ from autotune.engines.compiler.schedule.core import HBM_EFFICIENCY
 from autotune.engines.compiler.schedule.scalar import UnresolvedError
 from autotune.engines.compiler.timeline.collectives import collective_in, microseconds
 from autotune.engines.compiler.timeline.hlo import HOST_SPACE, Computation, Instruction, Module
-from autotune.engines.compiler.timeline.interconnect import HOST_GBPS, Interconnect
+from autotune.engines.compiler.timeline.interconnect import Interconnect
 from autotune.engines.compiler.timeline.loops import Value, known_elements, trip_count
 from autotune.engines.compiler.timeline.ops import OpTime
 
@@ -116,7 +116,7 @@ class _Walker:
         self._module, self._op_time, self._links = module, op_time, links
         chip = links.chip
         self._hbm_bytes_per_us = chip.hbm_gbps * 1e3 * HBM_EFFICIENCY
-        self._host_bytes_per_us = HOST_GBPS[chip.name] * 1e3
+        self._host_bytes_per_us = links.host_bytes_per_us
 
     def computation(self, computation: Computation, passed: Callable[[int], Value]) -> _Tally:
         tally, carriers = _Tally(), _Carriers()
