@@ -17,6 +17,7 @@ from autotune.outcome import Config, Outcome, Status
 from autotune.search.encoding import Encoding
 from autotune.search.interrupt import Interrupt
 from autotune.search.pool import Pool
+from autotune.search.sampler import STARTUP_TRIALS
 from autotune.search.study import TuningStudy, check_studies, identity, study_name
 from autotune.search.trials import TrialRecord
 
@@ -193,6 +194,8 @@ class Search:
             if self._encoding.holds(config):  # What is no candidate would make another study of it.
                 self.study.enqueue(config)
         share = max(1, round(self._settings.trials * RANKED_SHARE))
+        if not self.pool.complete:  # Of a vast space, what the sampler draws before it has learnt is not worth a trial.
+            share = max(share, STARTUP_TRIALS)
         for config in self.pool.ranked(share):
             self.study.enqueue(config)
 
