@@ -16,8 +16,7 @@ from autotune.engines._base import Engine, Task
 from autotune.outcome import Config, Outcome, Status
 from autotune.search.encoding import Encoding
 from autotune.search.interrupt import Interrupt
-from autotune.search.pool import Pool
-from autotune.search.sampler import STARTUP_TRIALS
+from autotune.search.pool import STARTUP_TRIALS, Pool
 from autotune.search.study import TuningStudy, check_studies, identity, study_name
 from autotune.search.trials import TrialRecord
 

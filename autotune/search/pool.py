@@ -13,6 +13,7 @@ from autotune.outcome import Config
 from autotune.search.encoding import Encoding
 from autotune.space import Space, config_key
 
+STARTUP_TRIALS = 10  # that the sampler draws before it has learnt anything
 # Beyond this many grid points the pool is a random sample of this size: a point takes some 10 µs.
 GRID_LIMIT = 200_000
 # The diverse choice looks no further down the ranking than this many times its size.

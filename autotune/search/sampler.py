@@ -12,12 +12,11 @@ from optuna.study import Study
 from optuna.trial import FrozenTrial
 
 from autotune.search.encoding import Encoding
-from autotune.search.pool import Pool
+from autotune.search.pool import STARTUP_TRIALS, Pool
 from autotune.space import config_key
 
 # Redraws before the proposal is moved to its nearest valid, untried neighbour instead.
 REDRAWS = 5
-STARTUP_TRIALS = 10
 
 
 class SpaceExhausted(Exception):
