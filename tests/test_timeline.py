@@ -334,6 +334,9 @@ def test_other_devices_than_a_ring_share_their_links():
         ("mesh['a'=2,'b'=2] {'b'}", [[0, 1], [2, 3]]),
         ("mesh['a'=2,'b'=2] {'a'}", [[0, 2], [1, 3]]),
         ("mesh['a'=2,'b'=1,'c'=2] {'a','c'}", [[0, 1, 2, 3]]),
+        ("mesh['a'=2,'b'=1,'c'=2], device_ids=([2,2]T(1,0)) {'a'}", [[0, 1], [2, 3]]),
+        ("mesh['a'=2,'b'=1,'c'=2], device_ids=([2,2]T(1,0)) {'c'}", [[0, 2], [1, 3]]),
+        ("mesh['a'=2,'b'=2], device_ids=([4]) {'b'}", [[0, 1], [2, 3]]),
         ("{}", [[0, 1, 2, 3]]),
     ],
 )
@@ -344,7 +347,7 @@ def test_groups_are_read_in_each_notation(text, groups):
 
 
 def test_groups_in_an_unknown_notation_are_refused():
-    for text in ("v9<axes>", "mesh['a'=16] {'a':(1)2}"):
+    for text in ("v9<axes>", "mesh['a'=16] {'a':(1)2}", "mesh['a'=16] {'b'}", "mesh['a'=16], device_ids=(x) {'a'}"):
         line = f"  ROOT %r = f32[8]{{0}} all-reduce(%p), channel_id=1, replica_groups={text}, to_apply=%add"
         with pytest.raises(UnresolvedError, match="unknown notation"):
             run(module(f"  %p = f32[8]{{0}} parameter(0)\n{line}"))

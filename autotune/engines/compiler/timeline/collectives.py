@@ -15,7 +15,11 @@ from autotune.engines.compiler.timeline.interconnect import Interconnect
 
 KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "ragged-all-to-all", "collective-permute")
 _PAIR = re.compile(r"\{(\d+),(\d+)\}")
-_MESH = re.compile(r"mesh\[(?P<axes>[^\]]*)\](?P<rest>.*)$")
+_MESH = re.compile(
+    r"replica_groups=mesh\[(?P<axes>[^\]]*)\]"
+    r"(?:, device_ids=\(\[(?P<dims>[\d,]+)\](?:T\((?P<order>[\d,]+)\))?\))?"
+    r"\s*\{(?P<along>'[^'}]+'(?:,\s*'[^'}]+')*)\}"
+)
 _AXIS = re.compile(r"'([^']+)'=(\d+)")
 _IOTA = re.compile(r"\[(?P<shape>[\d,]+)\]<=\[(?P<dims>[\d,]+)\](?:T\((?P<order>[\d,]+)\))?")
 
@@ -81,32 +85,39 @@ def replica_groups(one: Instruction, devices: int) -> list[list[int]]:
     text = (one.attribute("replica_groups") or "").strip()
     if text in ("", "{}"):
         return [list(range(devices))]
-    if match := _MESH.match(text):
-        return _mesh_groups(match["axes"], match["rest"], text)
+    if match := _MESH.search(one.text):
+        return _mesh_groups(match)
     if match := _IOTA.match(text):
-        dims = _integers(match["dims"])
-        order = _integers(match["order"]) if match["order"] else list(range(len(dims)))
-        ids = np.arange(math.prod(dims)).reshape(dims).transpose(order)
-        return ids.reshape(_integers(match["shape"])).tolist()
+        return _iota(match["dims"], match["order"]).reshape(_integers(match["shape"])).tolist()
     groups = [_integers(group) for group in re.findall(r"\{([\d,]+)\}", text)]
     if not groups:
         raise UnresolvedError(f"the groups of {one.name} are in an unknown notation: {text[:80]}")
     return groups
 
 
-def _mesh_groups(axes_text: str, rest: str, text: str) -> list[list[int]]:
-    """``mesh['a'=2,'b'=8] {'b'}``: devices that differ in their place along b alone are one group."""
-    axes = {name: int(size) for name, size in _AXIS.findall(axes_text)}
-    named = re.fullmatch(r"\s*\{((?:'[^']+'(?:,\s*)?)+)\}\s*", rest)
-    along = re.findall(r"'([^']+)'", named[1]) if named else []
-    if not axes or not along or not set(along) <= set(axes):
-        raise UnresolvedError(f"the groups of a collective are in an unknown notation: {text[:80]}")
-    ids = np.arange(math.prod(axes.values())).reshape(tuple(axes.values()))
+def _mesh_groups(match: re.Match[str]) -> list[list[int]]:
+    """``mesh['a'=2,'b'=8] {'b'}``: devices that differ in their place along b alone are one group.
+
+    With ``device_ids=([2,8]T(1,0))`` the mesh is of these, in that order.
+    """
+    axes = {name: int(size) for name, size in _AXIS.findall(match["axes"])}
+    along = re.findall(r"'([^']+)'", match["along"])
+    if not axes or not set(along) <= set(axes):
+        raise UnresolvedError(f"the groups of a collective are in an unknown notation: {match[0][:80]}")
+    count = math.prod(axes.values())
+    ids = _iota(match["dims"] or str(count), match["order"]).reshape(tuple(axes.values()))
     names = list(axes)
     others = [name for name in names if name not in along]
     order = [names.index(name) for name in itertools.chain(others, along)]
     size = math.prod(axes[name] for name in along)
     return ids.transpose(order).reshape(-1, size).tolist()
+
+
+def _iota(dims_text: str, order_text: str | None) -> np.ndarray:
+    """Numbers from 0, as an array of these dimensions, transposed."""
+    dims = _integers(dims_text)
+    order = _integers(order_text) if order_text else list(range(len(dims)))
+    return np.arange(math.prod(dims)).reshape(dims).transpose(order)
 
 
 def _integers(text: str) -> list[int]:
