@@ -90,13 +90,15 @@ def cycles(count: int) -> str:
 
 
 def test_an_ops_time_is_xlas_estimate_or_its_traffic_whichever_is_more():
-    def times(text: str) -> OpTime:
+    def times(text: str, target: str = "v5e") -> OpTime:
         module, one = line(text)
-        return OpTimes(module, V5E, lambda call, operands: None)(one)
+        return OpTimes(module, get_chip(target), lambda call, operands: None)(one)
 
     moving = 4 * MIB / (819e3 * HBM_EFFICIENCY)  # µs: v5e's 819 GB/s
     product = f"{BIG} fusion(%big, %n), kind=kOutput, calls=%outer, {cycles(15_000)}"
     assert times(product).time_us == pytest.approx(10.0)  # at 1.5 GHz
+    assert times(product, "v6e").time_us == pytest.approx(0.83 * 15_000 / 1.75e3)  # where XLA counts too many
+    assert times(product, "v5p").time_us == pytest.approx(15_000 / 1.75e3)
     assert times(f"{BIG} negate(%big), {cycles(15_000)}").time_us == pytest.approx(moving)
     assert times(f"{BIG} negate(%big), {cycles(30_000)}").time_us == pytest.approx(10.0)  # half of what XLA counts
     alone = times(f"{BIG} negate(%big)")
