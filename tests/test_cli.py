@@ -75,6 +75,7 @@ BAD = [
     ("predict toy --configs nowhere.csv", "nowhere.csv", ""),
     ("predict toy --config block_m=128,block_n=128 --columns bm=block_m", "--columns", "--configs"),
     ("list nokernel", "unknown kernel 'nokernel'", "toy"),
+    ("list train_step --target v6e", "the problem is one for v5e", "leave --target out"),
     ("report nokernel", "unknown kernel 'nokernel'", "toy"),
     ("report toy", "no presets for toy", "python -m autotune toy"),
     ("presets eat", "eat", "list"),

@@ -35,7 +35,7 @@ def read_task(arguments: argparse.Namespace) -> Task:
     """
     kernel = load_kernel(arguments.kernel)
     problem = kernel.parse_problem(arguments.problem)
-    target = _target(kernel, problem, arguments.target)
+    target = target_for(kernel, problem, arguments.target)
     if not hasattr(arguments, "engine"):
         return Task(kernel, problem, get_chip(target or DEFAULT_TARGET))
     arguments.engine, chip = engines.choose(arguments.engine, target)
@@ -44,7 +44,7 @@ def read_task(arguments: argparse.Namespace) -> Task:
     return task
 
 
-def _target(kernel: Kernel, problem: Any, given: str | None) -> str | None:
+def target_for(kernel: Kernel, problem: Any, given: str | None) -> str | None:
     """The target that the problem names, or else the one given on the command line."""
     own = kernel.target(problem)
     if own and given and get_chip(own) != get_chip(given):

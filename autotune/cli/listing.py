@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from autotune.chips import DEFAULT_TARGET, get_chip
-from autotune.cli.common import load_kernel, print_json
+from autotune.cli.common import load_kernel, print_json, target_for
 from autotune.errors import AutotuneError, UsageError
 from autotune.kernel import Kernel, kernel_names
 from autotune.render import WIDTH
@@ -19,11 +19,13 @@ COUNTABLE = 1_000_000  # points of a grid; to walk more takes longer than anyone
 
 
 def run(arguments: argparse.Namespace) -> int:
-    chip = get_chip(arguments.target or DEFAULT_TARGET)
+    get_chip(target := arguments.target or DEFAULT_TARGET)  # an unknown one is refused, whatever the kernels name
     if arguments.problem and not arguments.kernel:
         raise UsageError("--problem is one kernel's: write `autotune list KERNEL --problem …`")
     kernels = [load_kernel(arguments.kernel)] if arguments.kernel else list(_all_kernels())
-    documents = [_document(kernel, arguments.problem, chip, count=arguments.kernel is not None) for kernel in kernels]
+    if arguments.kernel:
+        target_for(kernels[0], kernels[0].parse_problem(arguments.problem), arguments.target)
+    documents = [_document(kernel, arguments.problem, target, count=arguments.kernel is not None) for kernel in kernels]
     if arguments.json:
         print_json(documents)
         return 0
@@ -41,9 +43,10 @@ def _all_kernels() -> Iterator[Kernel]:
             print(f"autotune: {error}", file=sys.stderr)
 
 
-def _document(kernel: Kernel, problem_text: str | None, chip: Any, *, count: bool) -> dict[str, Any]:
+def _document(kernel: Kernel, problem_text: str | None, target: str, *, count: bool) -> dict[str, Any]:
+    """Of the target that the problem names, or else of `target`."""
     problem = kernel.parse_problem(problem_text)
-    chip = get_chip(own) if (own := kernel.target(problem)) else chip
+    chip = get_chip(kernel.target(problem) or target)
     space = kernel.space(problem, chip)
     document = {
         "name": kernel.name,
