@@ -19,7 +19,8 @@ COUNTABLE = 1_000_000  # points of a grid; to walk more takes longer than anyone
 
 
 def run(arguments: argparse.Namespace) -> int:
-    get_chip(target := arguments.target or DEFAULT_TARGET)  # an unknown one is refused, whatever the kernels name
+    target = arguments.target or DEFAULT_TARGET
+    get_chip(target)  # an unknown one is refused, whatever the kernels name
     if arguments.problem and not arguments.kernel:
         raise UsageError("--problem is one kernel's: write `autotune list KERNEL --problem …`")
     kernels = [load_kernel(arguments.kernel)] if arguments.kernel else list(_all_kernels())

@@ -16,14 +16,17 @@ import jax
 from autotune.chips import Chip, get_chip
 from autotune.engines._pool import JobError, JobTimeout, WorkerDied, WorkerPool
 from autotune.engines.compiler.schedule import UnresolvedError, play_op, read_dumps
+from autotune.engines.compiler.schedule.steering import ELEMENTS
 from autotune.engines.compiler.support import worker_environment
-from autotune.engines.compiler.timeline import PALLAS, Array, Instruction, OpTime
+from autotune.engines.compiler.timeline import PALLAS, Array, Instruction, OpTime, parse
 from autotune.engines.compiler.toolchain import compile_program, target_device
 from autotune.outcome import Outcome
 
 LIMIT_S = 120.0  # for one kernel; most take one or two
-_DTYPES = {"pred": "bool", "bf16": "bfloat16", "f8e4m3fn": "float8_e4m3fn", "f8e5m2": "float8_e5m2"}
-_KINDS = {"s": "int", "u": "uint", "f": "float"}
+_DTYPES = ELEMENTS | {
+    "pred": "bool", "s4": "int4", "u4": "uint4", "s64": "int64", "u64": "uint64", "f64": "float64",
+    "f8e4m3fn": "float8_e4m3fn", "f8e5m2": "float8_e5m2",
+}  # fmt: skip
 _known: dict[str, OpTime | None] = {}
 
 
@@ -82,19 +85,13 @@ def play_call(
     """
     chip = get_chip(target)
     sharding = jax.sharding.SingleDeviceSharding(target_device(chip))
-    shapes = [jax.ShapeDtypeStruct(shape, _dtype(dtype)) for dtype, shape in results]
+    shapes = [jax.ShapeDtypeStruct(shape, _DTYPES[dtype]) for dtype, shape in results]
     call = jax.ffi.ffi_call(PALLAS, shapes, custom_call_api_version=1, legacy_backend_config=json.dumps(config))
-    specs = [jax.ShapeDtypeStruct(shape, _dtype(dtype), sharding=sharding) for dtype, shape in operands]
+    specs = [jax.ShapeDtypeStruct(shape, _DTYPES[dtype], sharding=sharding) for dtype, shape in operands]
     program = compile_program(jax.jit(call), specs)
     if isinstance(program, Outcome):
         raise UnresolvedError(program.message)
-    lines = program.compiled.as_text().splitlines()
-    (name,) = [line.split(" = ")[0].split("%")[1] for line in lines if f'custom_call_target="{PALLAS}"' in line]
+    (name,) = [one.name for one in parse(program.compiled.as_text()).entry if one.target == PALLAS]
     us = 1 / (chip.clock_ghz * 1e3)
     time, compute, memory = play_op(read_dumps(program.dumps), name, chip)
     return time * us, compute * us, memory * us
-
-
-def _dtype(name: str) -> str:
-    """NumPy's name of an HLO dtype."""
-    return _DTYPES.get(name) or _KINDS[name[0]] + name[1:]

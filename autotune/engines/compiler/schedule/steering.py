@@ -16,7 +16,8 @@ from autotune.engines.compiler.schedule.smem import Operands, device_words
 RAGGED_DOT = "ragged-dot"  # how XLA calls its kernels of one
 Types = tuple[tuple[tuple[int, ...], str], ...]
 _TYPE = re.compile(r"(?P<element>\w+)\[(?P<shape>[\d,]*)\](?P<layout>.*)")
-_ELEMENTS = {
+# HLO's names of dtypes whose values may lie in scalar memory, and NumPy's.
+ELEMENTS = {
     "s8": "int8", "u8": "uint8", "s16": "int16", "u16": "uint16", "s32": "int32", "u32": "uint32", "f32": "float32",
     "bf16": "bfloat16", "f16": "float16",
 }  # fmt: skip
@@ -106,7 +107,7 @@ def _operands(types: Sequence[re.Match[str] | None], call: PallasCall) -> Operan
             continue
         if array.dtype == bool and match["element"] == "s32":
             array = array.astype(np.int32)  # as Mosaic passes them
-        if _ELEMENTS.get(match["element"]) != str(array.dtype):
+        if ELEMENTS.get(match["element"]) != str(array.dtype):
             continue  # another width: how it is packed is not known here
         arrays[number] = device_words(array, match["layout"])
         if array.size == 1 and array.dtype.itemsize == 4:

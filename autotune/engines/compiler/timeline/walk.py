@@ -41,7 +41,7 @@ class Timeline:
     Attributes:
         parts_us: Its time by what it went to: ``compute`` and ``memory`` are the ops that the one or the other holds
             up, the others are waits for what could not be hidden.
-        estimated_us: Of that, time of ops whose schedule could not be played, by how they were estimated.
+        estimated_us: Of that, time of ops whose schedule was not played, by how they were estimated.
         collectives_us: What the collectives take, hidden or not.
     """
 
