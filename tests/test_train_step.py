@@ -344,6 +344,15 @@ def test_what_does_not_fit_says_what_it_needs():
     assert 0 < outcome.over_bytes < outcome.peak_bytes
 
 
+@needs_compiler
+def test_a_topology_that_the_compiler_lacks_is_named():
+    problem = KERNEL.parse_problem("tiny,topology=v5e:3x5,batch=15")
+    with open_engine("compiler", Task(KERNEL, problem, get_chip("v5e")), jobs=1, timeout_s=None) as engine:
+        outcome = engine.evaluate(KERNEL.heuristic(problem, get_chip("v5e"))).result()
+    assert outcome.status is Status.COMPILE_ERROR
+    assert "the compiler has no topology v5e:3x5" in outcome.message
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "rest"), [("tiny-cpu", {"fsdp": 2, "tensor": 2}), ("resnet-tiny-cpu", {"fsdp": 4})])
 def test_the_device_engine_times_a_step_on_eight_devices(name, rest, monkeypatch, tmp_path):

@@ -50,7 +50,9 @@ def kernel_time(call: Instruction, operands: Sequence[Array], chip: Chip) -> OpT
         try:
             job = _worker().submit(f"{__name__}:play_call", arguments, timeout_s=LIMIT_S)
             _known[key] = OpTime(*job.result())
-        except (JobError, JobTimeout, WorkerDied):
+        except WorkerDied:
+            return None  # Killed from outside, perhaps: the next program that has it asks again.
+        except (JobError, JobTimeout):
             _known[key] = None
     return _known[key]
 
