@@ -3,8 +3,8 @@
     python benchmarks/published_steps.py [--only llama3-8b/v6e-8 …] [--results FILE]
 
 Source of the times and of what was set for them: https://github.com/AI-Hypercomputer/tpu-recipes,
-training/trillium/Llama3.1-8B-MaxText and Llama3.1-70B-MaxText. One step takes minutes to compile; what is in the results
-file already is not predicted again. What differs from the published set-up is in docs/train_step.md.
+training/trillium/Llama3.1-8B-MaxText and Llama3.1-70B-MaxText. One step takes minutes to compile; what is in the
+results file already is not predicted again. What differs from the published set-up is in docs/train_step.md.
 """
 
 from __future__ import annotations
@@ -101,9 +101,7 @@ def _show(rows: list[dict]) -> None:
     render.console().print(table)
     ok = [row for row in rows if row["status"] == "ok"]
     pairs = list(itertools.combinations(ok, 2))
-    right = [
-        (a, b) for a, b in pairs if (a["predicted_s"] < b["predicted_s"]) == (a["published_s"] < b["published_s"])
-    ]
+    right = [(a, b) for a, b in pairs if (a["predicted_s"] < b["predicted_s"]) == (a["published_s"] < b["published_s"])]
     print(f"order right in {len(right)} of {len(pairs)} pairs")
     for a, b in pairs:
         if (a, b) not in right:

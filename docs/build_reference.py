@@ -1,4 +1,4 @@
-"""The API reference, from the docstrings: ``python docs/build_reference.py [FOLDER]`` writes HTML (needs ``.[docs]``)."""
+"""The API reference, in HTML, from the docstrings: ``python docs/build_reference.py [FOLDER]``; needs ``.[docs]``."""
 
 from __future__ import annotations
 
