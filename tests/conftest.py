@@ -45,7 +45,7 @@ def fake_engine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[FakeEngin
     def install(**behaviour) -> list[FakeEngine]:
         opened: list[FakeEngine] = []
 
-        def open_engine(name, task, *, jobs, timeout_s):
+        def open_engine(name, task, *, jobs, timeout_s, pod=None):
             opened.append(FakeEngine(task, jobs=jobs, timeout_s=timeout_s, **behaviour))
             return opened[-1]
 

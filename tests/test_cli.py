@@ -339,7 +339,7 @@ def test_ctrl_c_in_a_terminal_finishes_with_what_is_known(toy_package, project):
         "def slow(config):\n"
         "    time.sleep(0.05)\n"
         "    return timed(config)\n"
-        "engines.open_engine = lambda name, task, *, jobs, timeout_s: FakeEngine(task, jobs=jobs, outcome=slow)\n"
+        "engines.open_engine = lambda name, task, *, jobs, timeout_s, pod: FakeEngine(task, jobs=jobs, outcome=slow)\n"
         "sys.exit(main(['toy', '--trials', '66', '--json', '--jobs', '1']))\n"
     )
     path = os.pathsep.join([str(toy_package), str(Path(__file__).resolve().parent.parent)])

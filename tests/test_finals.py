@@ -359,14 +359,14 @@ def opened_by(monkeypatch, **device_behaviour) -> dict[str, list[FakeEngine]]:
     """The command line then finds a v5e attached, and opens fake engines."""
     opened: dict[str, list[FakeEngine]] = {"compiler": [], "device": []}
 
-    def open_engine(name, task, *, jobs, timeout_s):
+    def open_engine(name, task, *, jobs, timeout_s, pod=None):
         behaviour = {"outcome": measured, "measures": True, **device_behaviour} if name == "device" else {}
         engine = FakeEngine(task, jobs=1, timeout_s=timeout_s, name=name, **behaviour)
         opened[name].append(engine)
         return engine
 
     monkeypatch.setattr(engines, "open_engine", open_engine)
-    monkeypatch.setattr(engines, "choose", lambda name, target: (name, toy_task("large").chip))
+    monkeypatch.setattr(engines, "choose", lambda name, target, pod: (name, toy_task("large").chip))
     return opened
 
 

@@ -78,7 +78,7 @@ class Inputs:
 
 def test_a_trace_that_lost_runs_is_taken_again_and_then_refused(monkeypatch):
     """A sample made of another round's runs would still be a number."""
-    program = Program("autotune_3", lambda: jax.numpy.zeros(1), Inputs(), (), 0.0, None, (), calls=2)
+    program = Program("autotune_3", lambda: jax.numpy.zeros(1), Inputs(), (), 0.0, None, (), "digest", calls=2)
     found = [{"autotune_3": [1.0, 3.0, 5.0]}, {"autotune_3": [1.0, 3.0, 5.0, 7.0]}]
     monkeypatch.setattr(timing, "read_trace", lambda folder: None)
     monkeypatch.setattr(timing, "device_times", lambda profile: found.pop(0))
@@ -90,7 +90,7 @@ def test_a_trace_that_lost_runs_is_taken_again_and_then_refused(monkeypatch):
 
 def test_in_a_race_the_call_before_a_sample_is_no_part_of_it(monkeypatch):
     one, two = (
-        Program(f"autotune_{calls}", lambda: jax.numpy.zeros(1), Inputs(), (), 0.0, None, (), calls=calls)
+        Program(f"autotune_{calls}", lambda: jax.numpy.zeros(1), Inputs(), (), 0.0, None, (), "digest", calls=calls)
         for calls in (1, 2)
     )
     times = {"autotune_1": [50.0, 1.0, 50.0, 2.0], "autotune_2": [50.0, 1.0, 3.0, 50.0, 5.0, 7.0]}

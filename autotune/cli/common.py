@@ -26,8 +26,12 @@ __all__ = [
 ]
 
 
-def read_task(arguments: argparse.Namespace) -> Task:
+def read_task(arguments: argparse.Namespace, pod: Any = None) -> Task:
     """The task that KERNEL, --problem, --target and --engine name; `arguments.engine` becomes what auto means here.
+
+    Args:
+        arguments: As parsed.
+        pod: All processes that measure together; None for this one alone.
 
     Raises:
         UsageError: One of them names nothing, or they do not go together.
@@ -38,7 +42,7 @@ def read_task(arguments: argparse.Namespace) -> Task:
     target = target_for(kernel, problem, arguments.target)
     if not hasattr(arguments, "engine"):
         return Task(kernel, problem, get_chip(target or DEFAULT_TARGET))
-    arguments.engine, chip = engines.choose(arguments.engine, target)
+    arguments.engine, chip = engines.choose(arguments.engine, target, pod)
     task = Task(kernel, problem, chip)
     engines.check_platform(task)
     return task

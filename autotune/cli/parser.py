@@ -76,6 +76,7 @@ def _add_tune(commands: Any) -> None:
         "--storage", metavar="URL", help="a path, journal:PATH, sqlite:///PATH or postgresql://… (a file in --results)"
     )
     parser.add_argument("--study", metavar="NAME", help="go on with this study (one derived from the other options)")
+    _add_pod(parser)
     _add_results(parser)
     _add_json(parser)
     parser.set_defaults(run=_run("tune"))
@@ -156,6 +157,19 @@ def _add_engine(parser: argparse.ArgumentParser, engines: Sequence[str]) -> None
         "--jobs", type=_jobs, default=usable_cores(), metavar="N", help="workers (one a core; one a chip that measures)"
     )
     _add_timeout(parser)
+
+
+def _add_pod(parser: argparse.ArgumentParser) -> None:
+    pod = parser.add_argument_group(
+        "several processes (a pod's hosts)",
+        "the same command on each, with --engine device; what is left out is taken from JAX_COORDINATOR_ADDRESS, "
+        "JAX_NUM_PROCESSES and JAX_PROCESS_ID",
+    )
+    pod.add_argument(
+        "--coordinator", metavar="HOST:PORT", help="of process 0, which leads; auto: the first host of this TPU slice"
+    )
+    pod.add_argument("--num-processes", type=_positive_int, metavar="N", help="how many there are")
+    pod.add_argument("--process-id", type=_seed, metavar="I", help="which one this is, from 0")
 
 
 def _add_timeout(parser: argparse.ArgumentParser) -> None:

@@ -6,10 +6,11 @@ import argparse
 import contextlib
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from autotune import engines, presets, render
 from autotune.cli.common import kernel_code, print_json, read_task
+from autotune.cli.pod import find_place, follow, lead
 from autotune.engines._base import Task
 from autotune.errors import UnavailableError
 from autotune.foresight import predict
@@ -18,6 +19,9 @@ from autotune.outcome import Outcome
 from autotune.search import SearchSettings, StopReason
 from autotune.space import format_config
 from autotune.tuner import REFERENCE, REFUSALS_IN_A_ROW, TuneResult, check, tune
+
+if TYPE_CHECKING:
+    from autotune.engines.device.pod import Pod
 
 _STOPPED = {
     StopReason.TRIALS: "",
@@ -28,7 +32,17 @@ _STOPPED = {
 
 
 def run(arguments: argparse.Namespace) -> int:
-    task = read_task(arguments)
+    with contextlib.ExitStack() as stack:
+        pod = None
+        if place := find_place(arguments):
+            if place.process_id:
+                return follow(place)
+            pod = stack.enter_context(lead(place, arguments))
+        return _run(arguments, pod)
+
+
+def _run(arguments: argparse.Namespace, pod: Pod | None) -> int:
+    task = read_task(arguments, pod)
     settings = SearchSettings(
         trials=arguments.trials,
         seed=arguments.seed,
@@ -40,7 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
     with kernel_code(task.kernel.name):
         _ = task.kernel.version
     check(task, settings)
-    result = _tune(task, arguments, settings)
+    result = _tune(task, arguments, settings, pod)
     if arguments.json:
         print_json(result.to_dict())
     else:
@@ -48,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0 if result.best is not None else 1
 
 
-def _tune(task: Task, arguments: argparse.Namespace, settings: SearchSettings) -> TuneResult:
+def _tune(task: Task, arguments: argparse.Namespace, settings: SearchSettings, pod: Pod | None) -> TuneResult:
     from autotune.cli.progress import make_progress
 
     console, started = render.console(stderr=True), time.monotonic()
@@ -56,7 +70,7 @@ def _tune(task: Task, arguments: argparse.Namespace, settings: SearchSettings) -
         _predict_first(task, arguments, settings, console, started)
     with contextlib.ExitStack() as stack:
         engine = stack.enter_context(
-            engines.open_engine(arguments.engine, task, jobs=arguments.jobs, timeout_s=arguments.timeout)
+            engines.open_engine(arguments.engine, task, jobs=arguments.jobs, timeout_s=arguments.timeout, pod=pod)
         )
         heading = [f"{task.kernel.name} {task.problem}", f"on {task.chip.name}, {engine.name} engine"]
         heading += [engine.notice] if engine.notice else []

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from autotune.chips import CHIPS, DEFAULT_TARGET, Chip, get_chip
 from autotune.engines._base import Engine, Race, Task
 from autotune.errors import UnavailableError, UsageError, one_of
+
+if TYPE_CHECKING:
+    from autotune.engines.device.pod import Pod
 
 __all__ = ["Engine", "Race", "Task", "check_platform", "choose", "open_engine"]
 
 NAMES = ("auto", "compiler", "device")
 
 
-def choose(name: str, target: str | None) -> tuple[str, Chip]:
+def choose(name: str, target: str | None, pod: Pod | None = None) -> tuple[str, Chip]:
     """Which engine `name` means on this machine, and which chip it works for.
 
     Args:
         name: "compiler", "device", or "auto": the device where a TPU is attached and `target` is no other.
         target: As ``--target``; None for the attached device, or the default without one.
+        pod: All processes that measure together; None for this one alone.
 
     Raises:
         UsageError: No engine has that name, or the engine does not work for that target.
@@ -31,7 +37,7 @@ def choose(name: str, target: str | None) -> tuple[str, Chip]:
         if name == "device" or hardware.tpu_chips():
             attached = None
             try:
-                attached = hardware.attached().chip
+                attached = (hardware.attached() if pod is None else pod.attached()).chip
             except UnavailableError:  # What is not the device's own chip can be predicted for all the same.
                 if name == "device" or wanted is None:
                     raise
@@ -56,7 +62,7 @@ def check_platform(task: Task) -> None:
         raise UsageError(f"{kernel.name} runs on {one_of(kernel.platforms)}, not on a {platform}: {right}")
 
 
-def open_engine(name: str, task: Task, *, jobs: int, timeout_s: float | None) -> Engine:
+def open_engine(name: str, task: Task, *, jobs: int, timeout_s: float | None, pod: Pod | None = None) -> Engine:
     """Starts the engine called `name`; close it, or use it in a ``with`` block.
 
     Args:
@@ -64,6 +70,7 @@ def open_engine(name: str, task: Task, *, jobs: int, timeout_s: float | None) ->
         task: What to work on.
         jobs: Evaluations in flight at once.
         timeout_s: Limit for each evaluation, in seconds; None for the kernel's own.
+        pod: All processes that the device engine measures with; None for this one alone.
 
     Raises:
         UnavailableError: Where there is no such engine on this machine.
@@ -75,7 +82,7 @@ def open_engine(name: str, task: Task, *, jobs: int, timeout_s: float | None) ->
     if name == "device":
         from autotune.engines.device.engine import open_device_engine
 
-        return open_device_engine(task, jobs=jobs, timeout_s=timeout_s)
+        return open_device_engine(task, jobs=jobs, timeout_s=timeout_s, pod=pod)
     from autotune.engines.compiler.engine import open_compiler_engine
 
     return open_compiler_engine(task, jobs=jobs, timeout_s=timeout_s, or_analytic=name == "auto")

@@ -103,7 +103,11 @@ class WorkerPool:
 
         The future raises `JobError`, `WorkerDied` or `JobTimeout`.
         """
-        return self._start_thread(lambda ticket: self._run(ticket, Job(job, arguments, timeout_s)))
+        return self.submit_job(Job(job, arguments, timeout_s))
+
+    def submit_job(self, job: Job) -> Future[Any]:
+        """The same, of what is a `Job` already."""
+        return self._start_thread(lambda ticket: self._run(ticket, job))
 
     def submit_all(
         self,

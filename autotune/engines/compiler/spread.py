@@ -49,7 +49,7 @@ def compile_spread(
     program = compile_program(form.function, form.arguments, form.options)
     if isinstance(program, Outcome):
         return program
-    peak = program_bytes(program.compiled)
+    peak = program_bytes(program.compiled, chip.platform)
     try:
         timeline = _timeline(program, chip, _in_order(form))
         if timeline.total_us < POSSIBLE * roofline_ms * 1e3:

@@ -12,6 +12,8 @@ from autotune.engines._pool import Job, WorkerPool
 from autotune.engines._pooled import PooledEngine, no_verdict, typed
 from autotune.engines.compiler.support import many_cpus, validation_environment
 from autotune.engines.device import hardware
+from autotune.engines.device.pod import Pod
+from autotune.engines.device.pod.results import refused
 from autotune.errors import UsageError
 from autotune.outcome import Config, Outcome, Status
 from autotune.validation import Validation, worst
@@ -28,18 +30,27 @@ class DeviceEngine(PooledEngine):
     """Measures on the attached accelerator, one worker a chip; validates there too.
 
     `timeout_s` limits a config's compile and, apart from that, its run.
+
+    Args:
+        task: What to work on.
+        device: What is attached.
+        jobs: Workers at most.
+        timeout_s: As above, in seconds.
+        pod: All processes that measure together; None for this one alone. Whose it is ends it.
     """
 
     name = "device"
     measures = True
 
-    def __init__(self, task: Task, device: hardware.Attached, *, jobs: int, timeout_s: float) -> None:
-        self._lock = hardware.reserve()
+    def __init__(
+        self, task: Task, device: hardware.Attached, *, jobs: int, timeout_s: float, pod: Pod | None = None
+    ) -> None:
+        self._lock = hardware.reserve() if pod is None else None  # A pod has it already.
         small = validation_environment(task.kernel.cpu_devices)
         # A program for a mesh has all its devices, in one process.
         devices, spread = task.kernel.devices(task.problem), task.kernel.spread
         count = 1 if spread else min(jobs, device.count)
-        pool = WorkerPool(
+        pool = pod or WorkerPool(
             count,
             warm_up=hardware.DESCRIBE,
             environment=hardware.environment() | many_cpus(max(devices, task.kernel.cpu_devices)),
@@ -52,6 +63,8 @@ class DeviceEngine(PooledEngine):
         self._threads = ThreadPoolExecutor(1)
         self._spread = spread
         self._provenance |= {"device_kind": device.device_kind}
+        if pod is not None:
+            self._provenance |= {"processes": str(pod.place.processes)}
 
     def evaluate(self, config: Config) -> Future[Outcome]:
         return self._measure(dict(config))
@@ -63,7 +76,7 @@ class DeviceEngine(PooledEngine):
         what = {**self._identity, "config": config, "seed": _TUNING_SEED}
         job = self._pool.submit_all(
             [self._job("compile_program", what, "compile"), self._job("run_program", what, "run")],
-            until=lambda refusal: refusal is not None,
+            until=refused,
             spent=_spent,
         )
         return self._outcome(job, _last)
@@ -77,7 +90,7 @@ class DeviceEngine(PooledEngine):
         together = {**self._identity, "configs": configs, "seed": seed, "seconds": seconds}
         race = self._job("race", together, "race")
         jobs.append(dataclasses.replace(race, timeout_s=self.timeout_s * len(configs)))
-        job = self._pool.submit_all(jobs, until=lambda result: result is not None, spent=_spent, fresh=fresh)
+        job = self._pool.submit_all(jobs, until=refused, spent=_spent, fresh=fresh)
         return typed(self._pool, job, _read_race, lambda status, text: Race(status, message=text))
 
     def validate(self, config: Config, *, seed: int = 0) -> Future[Validation]:
@@ -100,28 +113,33 @@ class DeviceEngine(PooledEngine):
     def close(self) -> None:
         super().close()
         self._threads.shutdown(wait=True, cancel_futures=True)
-        self._lock.release()
+        if self._lock is not None:
+            self._lock.release()
 
     def _job(self, function: str, arguments: dict[str, Any], phase: str) -> Job:
         return Job(f"{_JOBS}:{function}", arguments, self.timeout_s, phase)
 
 
-def open_device_engine(task: Task, *, jobs: int, timeout_s: float) -> DeviceEngine:
+def open_device_engine(task: Task, *, jobs: int, timeout_s: float, pod: Pod | None = None) -> DeviceEngine:
     """The device engine.
 
     Raises:
-        UsageError: The task is for another chip than the one that is attached, or for a kernel that does not run there.
+        UsageError: The task is for another chip than the one that is attached, for a kernel that does not run there, or
+            not for all devices of the pod.
         UnavailableError: No device can be opened, or another run has it.
     """
-    device = hardware.attached()
+    device = hardware.attached() if pod is None else pod.attached()
     if task.chip != device.chip:
         raise UsageError(f"the attached device is {device.device_kind}, not {task.chip.device_kind}")
-    return DeviceEngine(task, device, jobs=jobs, timeout_s=timeout_s)
+    if pod is not None and pod.devices != (wanted := task.kernel.devices(task.problem)):
+        text = f"the problem is one for {wanted} devices, and the {pod.place.processes} processes have {pod.devices}"
+        raise UsageError(f"{text}: every one of them must take part; use another topology, or other processes")
+    return DeviceEngine(task, device, jobs=jobs, timeout_s=timeout_s, pod=pod)
 
 
 def _spent(result: Any) -> bool:
     """Whether a worker's memory, or the device as it sees it, may be past use: a TPU that halted runs nothing more."""
-    return result is not None and result.get("status") in (Status.HBM_OOM, Status.RUNTIME_ERROR)
+    return result.get("status") in (Status.HBM_OOM, Status.RUNTIME_ERROR)
 
 
 def _last(results: Sequence[Any]) -> Any:

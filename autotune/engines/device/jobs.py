@@ -25,8 +25,21 @@ def describe() -> dict[str, Any]:
     """Opens the device, and says what it is."""
     with contextlib.suppress(OSError):  # Where memory runs out, the system ends this process and not the tuner.
         Path("/proc/self/oom_score_adj").write_text("1000")
-    device = jax.devices()[0]
-    return {"platform": device.platform, "device_kind": device.device_kind}
+    device = jax.local_devices()[0]
+    return {"platform": device.platform, "device_kind": device.device_kind, "devices": jax.device_count()}
+
+
+def join(coordinator: str, processes: int, process_id: int) -> dict[str, Any]:
+    """Becomes part of one program with the other processes' workers, and opens the devices.
+
+    Args:
+        coordinator: ``HOST:PORT`` where the workers meet; process 0 listens there.
+        processes: How many there are.
+        process_id: Which one this is.
+    """
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")  # of other devices nothing
+    jax.distributed.initialize(coordinator, processes, process_id, initialization_timeout=60)
+    return describe()
 
 
 @functools.cache
@@ -34,10 +47,14 @@ def _clock() -> timing.Clock:
     return timing.choose_clock()
 
 
-def compile_program(kernel: str, problem: Mapping[str, Any], config: Config | None, seed: int) -> dict[str, Any] | None:
-    """Compiles the kernel with `config`, or its reference, and keeps it here; the outcome where that fails."""
+def compile_program(kernel: str, problem: Mapping[str, Any], config: Config | None, seed: int) -> dict[str, Any]:
+    """Compiles the kernel with `config`, or its reference, and keeps it here.
+
+    Returns:
+        Which program it is, the same in all processes of a pod; where it does not compile, the outcome.
+    """
     loaded = load(*open_kernel(kernel, problem), config, seed)
-    return loaded.to_dict() if isinstance(loaded, Outcome) else None
+    return loaded.to_dict() if isinstance(loaded, Outcome) else {"program": loaded.digest}
 
 
 def run_program(kernel: str, problem: Mapping[str, Any], config: Config | None, seed: int) -> dict[str, Any]:
@@ -54,7 +71,7 @@ def run_program(kernel: str, problem: Mapping[str, Any], config: Config | None, 
         outcome,
         compile_s=program.compile_s,
         peak_bytes=program.peak_bytes,
-        process_peak_bytes=(jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use"),
+        process_peak_bytes=(jax.local_devices()[0].memory_stats() or {}).get("peak_bytes_in_use"),
         run_s=time.monotonic() - started,
     ).to_dict()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import itertools
 import math
 import time
@@ -42,6 +43,7 @@ class Program:
         compile_s: Seconds the compile took.
         peak_bytes: What the program takes, by its compiler's account.
         formats: How it wants each argument laid out and sharded.
+        digest: Of what was compiled, as it was lowered.
     """
 
     name: str
@@ -51,6 +53,7 @@ class Program:
     compile_s: float
     peak_bytes: int | None
     formats: tuple[Any, ...]
+    digest: str
     calls: int = 1
     turn: int = 0
 
@@ -66,6 +69,8 @@ class Program:
     def _argument(self, place: int, kept: Any, wanted: Any) -> jax.Array:
         if isinstance(kept, jax.Array) and kept.format == wanted:
             return jnp.copy(kept) if place in self.overwrites else kept
+        if not wanted.sharding.is_fully_addressable:  # Other processes make the other parts, of the same inputs.
+            return jax.make_array_from_callback(kept.shape, wanted, lambda index: kept[index])
         return jax.device_put(kept, wanted, may_alias=False)  # A donated alias would be the host's own.
 
 
@@ -209,11 +214,12 @@ def _compile(build: Callable[[], Compilable], devices: int) -> Callable[[InputSe
         refusal = classify_compile_error(text_of(error))
         return dataclasses.replace(refusal, compile_s=time.monotonic() - started)
     compile_s = time.monotonic() - started
-    peak_bytes = program_bytes(compiled)
+    peak_bytes = program_bytes(compiled, jax.default_backend())
     if too_large := _too_large(peak_bytes, devices):
         return dataclasses.replace(too_large, compile_s=compile_s, peak_bytes=peak_bytes)
     formats = tuple(compiled.input_formats[0])
-    return lambda inputs: Program(name, compiled, inputs, form.donated, compile_s, peak_bytes, formats)
+    digest = hashlib.sha256(lowered.as_text().encode()).hexdigest()[:16]
+    return lambda inputs: Program(name, compiled, inputs, form.donated, compile_s, peak_bytes, formats, digest)
 
 
 def _too_large(peak_bytes: int | None, devices: int) -> Outcome | None:
@@ -223,10 +229,10 @@ def _too_large(peak_bytes: int | None, devices: int) -> Outcome | None:
         peak_bytes: What the program takes of each device.
         devices: That it is spread over; those of a CPU share one memory.
     """
-    limit = memory_limit(jax.devices()[0].memory_stats())
+    limit = memory_limit(jax.local_devices()[0].memory_stats())
     if limit is None or peak_bytes is None:
         return None
-    needed = peak_bytes * (devices if jax.default_backend() == "cpu" else 1)
+    needed = peak_bytes * (min(devices, jax.local_device_count()) if jax.default_backend() == "cpu" else 1)
     if needed <= limit:
         return None
     text = f"the program takes {memory(needed)}, and there are {memory(limit)}"

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 
 import jax
 
+from autotune.engines.device.in_step import slowest
 from autotune.engines.device.programs import Program
 from autotune.engines.device.trace import NoDeviceEvents, device_times, read_trace
 from autotune.noise import median_interval
@@ -39,7 +40,10 @@ class Clock(abc.ABC):
 
     @abc.abstractmethod
     def rounds(self, programs: Sequence[Program], count: int) -> list[list[float]]:
-        """Of each program, `count` samples in milliseconds, one a round; every round has its own order."""
+        """Of each program, `count` samples in milliseconds, one a round; every round has its own order.
+
+        Where several processes run the programs, all get the slowest one's samples.
+        """
 
 
 class WallClock(Clock):
@@ -53,12 +57,13 @@ class WallClock(Clock):
 
     def rounds(self, programs: Sequence[Program], count: int) -> list[list[float]]:
         samples: list[list[float]] = [[] for _ in programs]
+        orders = random.Random(slowest([random.random()])[0])  # the same in all processes
         for _ in range(count):
-            for place in random.sample(range(len(programs)), len(programs)):
+            for place in orders.sample(range(len(programs)), len(programs)):
                 for _ in range(_untimed(programs)):
                     jax.block_until_ready(programs[place].call(*programs[place].next_arguments()))
                 samples[place].append(_sample(programs[place]))
-        return samples
+        return [slowest(times) for times in samples]
 
 
 class ProfilerClock(Clock):
@@ -67,10 +72,15 @@ class ProfilerClock(Clock):
     name = "profiler"
 
     def rounds(self, programs: Sequence[Program], count: int) -> list[list[float]]:
-        try:
-            return self._traced(programs, count)
-        except NoDeviceEvents:  # A trace's buffers are finite, and what does not fit is dropped: once more.
-            return self._traced(programs, count)
+        lost: NoDeviceEvents | None = None
+        for _ in range(2):  # A trace's buffers are finite, and what does not fit is dropped: once more.
+            try:
+                samples, lost = self._traced(programs, count), None
+            except NoDeviceEvents as error:
+                samples, lost = [], error
+            if not any(slowest([lost is not None])):
+                return [slowest(times) for times in samples]
+        raise lost or NoDeviceEvents("another process's trace lacks runs")
 
     def _traced(self, programs: Sequence[Program], count: int) -> list[list[float]]:
         with tempfile.TemporaryDirectory() as folder:
@@ -111,14 +121,15 @@ def _sample(program: Program) -> float:
 def choose_clock() -> Clock:
     """The profiler's, where a trifle that ran on this device shows up in its trace; else the wall clock."""
     trifle = jax.jit(lambda x: x + 1)
+    unseen = False
     try:
         with tempfile.TemporaryDirectory() as folder:
             with _tracing(folder):
                 jax.block_until_ready(trifle(jax.numpy.zeros(8)))
             device_times(read_trace(Path(folder)))
     except Exception:  # No device in it, or no trace: another profiler may be at work.
-        return WallClock()
-    return ProfilerClock()
+        unseen = True
+    return WallClock() if any(slowest([unseen])) else ProfilerClock()
 
 
 def _tracing(folder: str) -> contextlib.AbstractContextManager[None]:
@@ -136,6 +147,7 @@ def warm_up(program: Program) -> tuple[float, float]:
     program.calls = 1
     first_ms = _sample(program)
     latency_ms = min(_sample(program) for _ in program.inputs.sets)
+    first_ms, latency_ms = slowest([first_ms, latency_ms])
     program.calls = min(MOST_CALLS, max(1, math.ceil(1e3 * SAMPLE_S / latency_ms)))
     return first_ms, latency_ms
 
@@ -149,7 +161,8 @@ def measure(program: Program, clock: Clock) -> dict[str, Any]:
         samples += clock.rounds([program], ROUNDS if samples else LEAST_SAMPLES)[0]
         time_ms, low, high = median_interval(samples)
         sure = (high - low) / 2 <= SURE * time_ms
-        if sure or len(samples) >= MOST_SAMPLES or time.monotonic() - started > MEASURE_S:
+        (elapsed_s,) = slowest([time.monotonic() - started])
+        if sure or len(samples) >= MOST_SAMPLES or elapsed_s > MEASURE_S:
             break
     return {
         "time_ms": time_ms,
