@@ -366,7 +366,7 @@ def opened_by(monkeypatch, **device_behaviour) -> dict[str, list[FakeEngine]]:
         return engine
 
     monkeypatch.setattr(engines, "open_engine", open_engine)
-    monkeypatch.setattr(engines, "choose", lambda name, target, pod: (name, toy_task("large").chip))
+    monkeypatch.setattr(engines, "choose", lambda name, target, pod=None: (name, toy_task("large").chip))
     return opened
 
 
