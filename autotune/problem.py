@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import numbers
 import types
 import typing
@@ -74,7 +75,8 @@ class Problem:
         return ",".join(f"{name}={_text(value)}" for name, value in self.shown().items())
 
 
-def field_kinds(cls: type[Problem]) -> dict[str, tuple[type, bool]]:
+@functools.cache
+def field_kinds(cls: type[Problem]) -> Mapping[str, tuple[type, bool]]:
     """Field name to (int, bool, float or str; whether None is allowed)."""
     hints = typing.get_type_hints(cls)
     kinds: dict[str, tuple[type, bool]] = {}
@@ -84,7 +86,7 @@ def field_kinds(cls: type[Problem]) -> dict[str, tuple[type, bool]]:
             optional = True
             (hint,) = [arm for arm in hint.__args__ if arm is not type(None)]
         kinds[field.name] = (hint, optional)
-    return kinds
+    return types.MappingProxyType(kinds)
 
 
 def parse_value(name: str, value: Any, kind: type, optional: bool = False) -> Any:

@@ -10,9 +10,11 @@ import jax
 from autotune.chips import Chip, get_chip
 from autotune.errors import UsageError
 from autotune.outcome import Config
+from autotune.presets.sources import jit_context
 from autotune.problem import Problem
 
 T = TypeVar("T")
+jit_context()  # before anything is traced
 
 
 def choose_config(

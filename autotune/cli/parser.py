@@ -115,12 +115,15 @@ def _add_report(commands: Any) -> None:
 def _add_presets(commands: Any) -> None:
     parser = commands.add_parser("presets", help="list, show, check or measure the presets that a lookup would find")
     actions = (
-        "list: one line each; show: all that is kept of each; check: whether a lookup would use them; "
-        "confirm: measure the predicted ones of the attached device"
+        "list: one line each; show: all that is kept of each; check: whether a lookup takes them, they still compile "
+        "and still pay; confirm: measure the predicted ones of the attached device"
     )
     parser.add_argument("action", choices=("list", "show", "check", "confirm"), help=actions)
     parser.add_argument("kernel", metavar="KERNEL", nargs="?", help="only this kernel's (all)")
+    parser.add_argument("--target", metavar="T", help=f"only those of {one_of(CHIPS)} (all)")
+    parser.add_argument("--quick", action="store_true", help="check: compile nothing")
     _add_results(parser, default=None, text="this results folder instead of the search path")
+    parser.add_argument("--jobs", type=_jobs, default=usable_cores(), metavar="N", help="workers (one a core)")
     _add_timeout(parser)
     _add_json(parser)
     parser.set_defaults(run=_run("presets"))

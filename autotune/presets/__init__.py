@@ -6,19 +6,30 @@ Example:
 """
 
 from autotune.presets.entry import MEASURED, PREDICTED, Preset
-from autotune.presets.resolve import Match, PresetWarning, find, lookup, problem_of, tune_command, usable_config
+from autotune.presets.explain import Explanation, explain
+from autotune.presets.hosts import check_hosts, digest
+from autotune.presets.index import distance, problem_of
+from autotune.presets.policy import on_miss, policy
+from autotune.presets.resolve import Match, PresetWarning, find, lookup, tune_command, usable_config
 from autotune.presets.sources import search_path, using
 from autotune.presets.store import files, preset_path, read, save
 
 __all__ = [
     "MEASURED",
     "PREDICTED",
+    "Explanation",
     "Match",
     "Preset",
     "PresetWarning",
+    "check_hosts",
+    "digest",
+    "distance",
+    "explain",
     "files",
     "find",
     "lookup",
+    "on_miss",
+    "policy",
     "preset_path",
     "problem_of",
     "read",

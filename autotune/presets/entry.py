@@ -10,6 +10,7 @@ from typing import Any
 from autotune.outcome import Source, is_figure, is_interval
 
 PREDICTED, MEASURED = "predicted", "measured"
+FORMAT = 1  # of an entry; one that says nothing is of the first
 _REQUIRED = ("kernel", "device_kind", "problem", "config", "time_ms")
 
 
@@ -117,6 +118,9 @@ class Preset:
         """Raises ValueError naming what is missing or malformed; fields that are not known are kept in `extra`."""
         if not isinstance(fields, Mapping):
             raise ValueError(f"an entry must be an object, not {type(fields).__name__}")
+        if fields.get("format", FORMAT) != FORMAT:
+            text = f"an entry is of format {str(fields['format'])[:20]}, and this version reads {FORMAT}"
+            raise ValueError(f"{text}: install the newest tpu-autotune")
         if missing := [name for name in _REQUIRED if fields.get(name) is None]:
             raise ValueError(f"an entry lacks {', '.join(missing)}")
         known = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
+import sys
 import warnings
 from collections.abc import Mapping
 from typing import Any
@@ -15,10 +15,14 @@ from autotune.errors import UsageError
 from autotune.kernel import Kernel, get_kernel
 from autotune.presets import sources
 from autotune.presets.entry import Preset
-from autotune.problem import Problem, field_kinds
-from autotune.space import Space
+from autotune.presets.index import Index, problem_of
+from autotune.presets.policy import Policy, current_on_miss, current_policy, staleness
+from autotune.problem import Problem
+from autotune.space import Space, format_config
 
 VMEM_LIMIT = "vmem_limit_mib"  # as every kernel that has one calls it
+# Whose lines a warning does not point at: it is for who called them.
+_BETWEEN = {"autotune", "kernels", "search_spaces", "jax", "jaxlib", "flax", "contextlib", "functools"}
 
 
 class PresetWarning(UserWarning):
@@ -33,15 +37,23 @@ class Match:
         config: What to run with.
         how: "pinned" (by `using`), "exact", "nearest" or "heuristic".
         preset: The preset it was taken from, where it was.
+        place: The file or folder of that.
+        stale: In which aspects it is of another version: see `autotune.presets.policy.staleness`.
+        notice: What the user should know of it, in one line, or "".
     """
 
     config: dict[str, Any]
     how: str
     preset: Preset | None = None
+    place: str | None = None
+    stale: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    notice: str = ""
 
 
 def lookup(kernel: str | Kernel, problem: Problem | Mapping[str, Any], *, device_kind: str) -> dict[str, Any]:
     """The config to run `problem` with; warns once per problem unless it has a preset of its own.
+
+    It reads files and the clock of none: no device is touched, and jax is not loaded.
 
     Args:
         kernel: A registered kernel's name, or the kernel.
@@ -55,30 +67,81 @@ def lookup(kernel: str | Kernel, problem: Problem | Mapping[str, Any], *, device
     Example:
         >>> lookup("matmul", {"m": 4096, "n": 4096, "k": 4096, "dtype": "bfloat16"}, device_kind="TPU v6 lite")
     """
-    kernel = get_kernel(kernel) if isinstance(kernel, str) else kernel
-    problem = problem if isinstance(problem, Problem) else kernel.problem_type.from_dict(problem)
-    match = find(kernel, problem, get_chip(device_kind))
-    if notice := _notice(kernel, problem, get_chip(device_kind), match):
-        _warn_once(notice)
+    kernel, problem, chip = asked(kernel, problem, device_kind)
+    match = find(kernel, problem, chip)
+    if match.how in ("nearest", "heuristic") and current_on_miss().action == "tune":
+        from autotune.presets.miss import tune_now
+
+        if tune_now(kernel, problem, chip, current_on_miss().budget_s):
+            match = find(kernel, problem, chip)
+    if match.notice:
+        _warn_once(match.notice)
     return dict(match.config)
 
 
+def asked(kernel: str | Kernel, problem: Problem | Mapping[str, Any], device_kind: str) -> tuple[Kernel, Problem, Chip]:
+    """What a lookup is asked for, as objects."""
+    kernel = get_kernel(kernel) if isinstance(kernel, str) else kernel
+    problem = problem if isinstance(problem, Problem) else kernel.problem_type.from_dict(problem)
+    return kernel, problem, _chip(device_kind)
+
+
+_chip = functools.lru_cache(maxsize=64)(get_chip)
+
+
 def find(kernel: Kernel, problem: Problem, chip: Chip) -> Match:
-    """Like `lookup`, without a warning and with where the config came from."""
+    """Like `lookup`, without a warning or tuning, and with where the config came from."""
     if (config := sources.pinned(kernel.name)) is not None:
         return Match(kernel.space(problem, chip).parse(config), "pinned")
+    files = sources.stamps(kernel.name, chip.device_kind)
+    return _found(kernel, problem, chip.device_kind, files, sources.given(), current_policy())
+
+
+@functools.lru_cache(maxsize=16384)
+def _found(
+    kernel: Kernel,
+    problem: Problem,
+    device_kind: str,
+    files: tuple[sources.Stamp, ...],
+    given: tuple[sources.Given, ...],
+    policy: Policy,
+) -> Match:
+    """Once for every state of the files."""
+    chip = _chip(device_kind)
     space = kernel.space(problem, chip)
-    near = []
-    for priority, preset in sources.candidates(kernel.name, chip.device_kind):
-        if not preset.validated:
+    for apart, candidate in indexed(kernel, device_kind, files, given).near(problem):
+        if why_not(kernel, space, candidate.preset, policy):
             continue
-        theirs = problem_of(kernel, preset)
-        if theirs is not None and math.isfinite(apart := distance(problem, theirs)):
-            near.append((apart, [-rank for rank in priority], preset))
-    for apart, _, preset in sorted(near, key=lambda entry: entry[:2]):
-        if config := usable_config(space, preset):
-            return Match(_roomy(space, config) if apart else config, "nearest" if apart else "exact", preset)
-    return Match(dict(heuristic(kernel, problem, chip.name)), "heuristic")
+        config = space.parse(candidate.preset.config)
+        how = "nearest" if apart else "exact"
+        stale = staleness(kernel, candidate.preset)
+        match = Match(_roomy(space, config) if apart else config, how, candidate.preset, candidate.place, stale)
+        break
+    else:
+        match = Match(dict(heuristic(kernel, problem, chip.name)), "heuristic")
+    return dataclasses.replace(match, notice=_notice(kernel, problem, chip, match, policy))
+
+
+@functools.lru_cache(maxsize=256)
+def indexed(
+    kernel: Kernel, device_kind: str, files: tuple[sources.Stamp, ...], given: tuple[sources.Given, ...]
+) -> Index:
+    """The presets of the kernel on that device kind, by problem."""
+    return Index(kernel, sources.candidates(kernel.name, device_kind, files, given))
+
+
+def why_not(kernel: Kernel, space: Space, preset: Preset, policy: Policy) -> str | None:
+    """Why the preset cannot stand for the problem that `space` is of; None where it can."""
+    try:
+        config = space.parse(preset.config)
+    except UsageError as error:
+        return str(error)
+    if reason := space.why_invalid(config):
+        return f"{format_config(config)} is not valid here: {reason}"
+    for aspect, words in staleness(kernel, preset).items():
+        if getattr(policy, aspect) == "refuse":
+            return f"it {words}, which the policy refuses"
+    return None
 
 
 def _roomy(space: Space, config: dict[str, Any]) -> dict[str, Any]:
@@ -87,22 +150,6 @@ def _roomy(space: Space, config: dict[str, Any]) -> dict[str, Any]:
         return config
     roomy = {**config, VMEM_LIMIT: max(space.params[VMEM_LIMIT].candidates)}
     return roomy if space.why_invalid(roomy) is None else config
-
-
-def distance(problem: Problem, other: Problem) -> float:
-    """How far apart two problems are: |log2| of their numbers' ratios, summed; infinite where another field differs.
-
-    An option that one of them has and the other has not (a soft cap, a window) is no matter of degree.
-    """
-    total = 0.0
-    for name, (kind, _) in field_kinds(type(problem)).items():
-        ours, theirs = getattr(problem, name), getattr(other, name)
-        if ours == theirs:
-            continue
-        if kind not in (int, float) or not ours or not theirs or ours * theirs < 0:
-            return math.inf
-        total += abs(math.log2(ours / theirs))
-    return total
 
 
 @functools.lru_cache(maxsize=1024)
@@ -117,15 +164,17 @@ def tune_command(kernel: Kernel, problem: Problem, chip: Chip) -> str:
     return f"python -m autotune {kernel.name} {where} --problem {problem}"
 
 
-def _notice(kernel: Kernel, problem: Problem, chip: Chip, match: Match) -> str:
+def _notice(kernel: Kernel, problem: Problem, chip: Chip, match: Match, policy: Policy) -> str:
     miss, command = f"{kernel.name}: no preset for {problem} on {chip.name}", tune_command(kernel, problem, chip)
     if match.how == "nearest" and match.preset is not None:
         return f"{miss}, took the one for {problem_of(kernel, match.preset)}; tune it: {command}"
     if match.how == "heuristic":
         return f"{miss}, took an untuned config; tune it: {command}"
-    if match.preset is not None and match.preset.versions.get("kernel") != kernel.version:
-        return f"{kernel.name}: the preset for {problem} on {chip.name} is of an older kernel; renew it: {command}"
-    machine = match.preset.versions.get("machine") if match.preset is not None else None
+    assert match.preset is not None
+    for aspect, words in match.stale.items():
+        if getattr(policy, aspect) == "warn":
+            return f"{kernel.name}: the preset for {problem} on {chip.name} {words}; renew it: {command}"
+    machine = match.preset.versions.get("machine")
     if machine not in (None, versions.machine()):
         return (
             f"{kernel.name}: the preset for {problem} was measured on another machine, {machine}; renew it: {command}"
@@ -135,15 +184,17 @@ def _notice(kernel: Kernel, problem: Problem, chip: Chip, match: Match) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def _warn_once(notice: str) -> None:
-    warnings.warn(notice, PresetWarning, stacklevel=3)
+    warnings.warn(notice, PresetWarning, stacklevel=2 + _frames_of_ours())
 
 
-def problem_of(kernel: Kernel, preset: Preset) -> Problem | None:
-    """The preset's problem; None where the kernel has no such problem any more."""
-    try:
-        return kernel.problem_type.from_dict(preset.problem)
-    except UsageError:
-        return None
+def _frames_of_ours() -> int:
+    """How many frames above `_warn_once` are this project's or its tracer's: the next one is the user's."""
+    frame, count = sys._getframe(2), 0
+    while frame is not None:
+        if frame.f_globals.get("__name__", "").partition(".")[0] not in _BETWEEN:
+            return count
+        frame, count = frame.f_back, count + 1  # type: ignore[assignment]
+    return 1
 
 
 def usable_config(space: Space, preset: Preset) -> dict[str, Any] | None:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import dataclasses
 import functools
+import hashlib
+import json
 import os
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from autotune.chips import slug
 from autotune.errors import ResultsError
 from autotune.presets import store
 from autotune.presets.entry import Preset
@@ -20,22 +24,68 @@ _PACKAGE = Path(__file__).resolve().parent.parent
 
 _NOTHING: Mapping[str, dict[str, Any]] = types.MappingProxyType({})
 _pinned: contextvars.ContextVar[Mapping[str, dict[str, Any]]] = contextvars.ContextVar("pinned", default=_NOTHING)
-_in_use: contextvars.ContextVar[tuple[tuple[Preset, ...], ...]] = contextvars.ContextVar("in_use", default=())
+_in_use: contextvars.ContextVar[tuple[Given, ...]] = contextvars.ContextVar("in_use", default=())
+
+# A file as it is now: path, time of change, size, inode (a replaced file has another); None where there is none.
+Stamp = tuple[str, int, int, int] | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Given:
+    """Presets that `using` put before all others.
+
+    Attributes:
+        place: The file or folder.
+        presets: As they were when it was entered.
+        digest: Of these.
+    """
+
+    place: str
+    presets: tuple[Preset, ...] = dataclasses.field(compare=False)
+    digest: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+    """A preset that a lookup may take.
+
+    Attributes:
+        preset: It.
+        place: The file or folder it is from.
+        priority: Of two for the same problem the higher wins. What `using` gave comes first, the innermost before the
+            others; then what was validated; then a measurement before a prediction; then the later place of the path.
+    """
+
+    preset: Preset
+    place: str
+    priority: tuple[int, bool, bool, int]
 
 
 def search_path() -> list[Path]:
     """Presets folders and files, later ones first asked: the package's, the project's, ``$AUTOTUNE_PRESETS``."""
+    return [Path(place) for place in _places() if os.path.exists(place)]
+
+
+def _places() -> list[str]:
+    return _places_of(os.getcwd(), os.environ.get(ENVIRONMENT, ""))
+
+
+@functools.lru_cache(maxsize=64)
+def _places_of(folder: str, variable: str) -> list[str]:
     shipped = _PACKAGE / "data" / "presets"
     if not shipped.is_dir():  # An editable install: the source tree's own results.
         shipped = _PACKAGE.parent / "results" / "presets"
-    places = [shipped, Path.cwd() / "results" / "presets"]
-    places += [Path(place) for place in os.environ.get(ENVIRONMENT, "").split(os.pathsep) if place]
-    return [place for place in dict.fromkeys(places) if place.exists()]
+    own = os.path.join(folder, "results", "presets")
+    given = [os.path.join(folder, place) for place in variable.split(os.pathsep) if place]
+    return list(dict.fromkeys([str(shipped), own, *given]))
 
 
 @contextlib.contextmanager
 def using(presets: str | os.PathLike[str] | Mapping[str, Mapping[str, Any]]) -> Iterator[None]:
     """Puts presets before all others, in this context and the calls made from it.
+
+    Functions that were jitted outside are traced anew in here, and have their own program again outside; the same
+    presets given again cost no new trace.
 
     Args:
         presets: A preset file, a presets folder, or kernel name to config (for every problem of that kernel).
@@ -47,17 +97,43 @@ def using(presets: str | os.PathLike[str] | Mapping[str, Mapping[str, Any]]) -> 
         >>> with using({"matmul": {"block_m": 512, "block_n": 512, "block_k": 512}}):
         ...     pass
     """
+    variable: contextvars.ContextVar[Any]
+    value: Any
     if isinstance(presets, Mapping):
         variable, value = _pinned, {**_pinned.get(), **{kernel: dict(config) for kernel, config in presets.items()}}
     elif Path(presets).exists():
-        variable, value = _in_use, (*_in_use.get(), tuple(_load(Path(presets))))
+        found = tuple(_load(Path(presets)))
+        text = json.dumps([preset.to_dict() for preset in found], sort_keys=True)
+        given = Given(os.fspath(presets), found, hashlib.sha256(text.encode()).hexdigest())
+        variable, value = _in_use, (*_in_use.get(), given)
     else:
         raise ResultsError(f"{presets} does not exist: give a preset file or a presets folder")
     token = variable.set(value)
     try:
-        yield
+        with jit_context()(given_digest()):
+            yield
     finally:
         variable.reset(token)
+
+
+@functools.cache
+def jit_context() -> Any:
+    """A context whose value is a part of the key of `jax.jit`'s caches.
+
+    Making it costs every function that was traced before another trace: the kernels make it when they are imported.
+    """
+    import jax  # What is entered here is meant for code that traces.
+
+    return jax.make_user_context(default_value=None)
+
+
+def given_digest() -> str | None:
+    """Of all that `using` has put before the search path; None where it has put nothing."""
+    pinned, given = _pinned.get(), _in_use.get()
+    if not pinned and not given:
+        return None
+    parts = [sorted((kernel, sorted(config.items())) for kernel, config in pinned.items()), [g.digest for g in given]]
+    return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
 def pinned(kernel: str) -> dict[str, Any] | None:
@@ -65,20 +141,47 @@ def pinned(kernel: str) -> dict[str, Any] | None:
     return _pinned.get().get(kernel)
 
 
-def candidates(kernel: str, device_kind: str) -> Iterator[tuple[tuple[int, bool, bool, int], Preset]]:
-    """The presets of `kernel` on `device_kind`, each with its priority (the highest wins).
+def stamps(kernel: str, device_kind: str) -> tuple[Stamp, ...]:
+    """The files of the search path that hold presets of `kernel` on `device_kind`, as they are now.
 
-    What `using` gave comes first, the innermost before the others; then what was validated; then a measurement
-    before a prediction; then the later place of the search path.
+    Asked at every lookup, for a file may change at any time: hence as cheap as it can be.
     """
-    groups: list[tuple[int, Sequence[Preset]]] = []
-    for place in search_path():
-        groups.append((0, _load(place if place.is_file() else store.preset_path(place, device_kind, kernel))))
-    groups += enumerate(_in_use.get(), start=1)
-    for place, (explicit, presets) in enumerate(groups):
+    found: list[Stamp] = []
+    for place in _places():
+        path = place if place.endswith(".json") else f"{place}/{_file(kernel, device_kind)}"
+        try:
+            stat = os.stat(path)
+        except OSError:
+            found.append(None)
+            continue
+        found.append((path, stat.st_mtime_ns, stat.st_size, stat.st_ino))
+    return tuple(found)
+
+
+@functools.lru_cache(maxsize=1024)
+def _file(kernel: str, device_kind: str) -> str:
+    return f"{slug(device_kind)}/{kernel}.json"
+
+
+def given() -> tuple[Given, ...]:
+    """What `using` has put before the search path, the innermost last."""
+    return _in_use.get()
+
+
+def candidates(
+    kernel: str, device_kind: str, files: tuple[Stamp, ...], extra: tuple[Given, ...]
+) -> Iterator[Candidate]:
+    """The presets of `kernel` on `device_kind`, from the files of the search path and from what `using` gave.
+
+    Raises:
+        ResultsError: A file cannot be read.
+    """
+    groups = [(0, stamp[0], _cached(*stamp)) for stamp in files if stamp is not None]
+    groups += [(number, one.place, list(one.presets)) for number, one in enumerate(extra, start=1)]
+    for place, (explicit, where, presets) in enumerate(groups):
         for preset in presets:
             if preset.kernel == kernel and preset.device_kind == device_kind:
-                yield (explicit, preset.validated, preset.measured, place), preset
+                yield Candidate(preset, where, (explicit, preset.validated, preset.measured, place))
 
 
 def _load(path: Path) -> list[Preset]:
@@ -88,10 +191,10 @@ def _load(path: Path) -> list[Preset]:
         stat = path.stat()
     except OSError:
         return store.read(path)  # Says what is wrong, unless it only is not there.
-    return _cached(path, stat.st_mtime_ns, stat.st_size, stat.st_ino)
+    return _cached(str(path), stat.st_mtime_ns, stat.st_size, stat.st_ino)
 
 
 @functools.lru_cache(maxsize=256)
-def _cached(path: Path, mtime_ns: int, size: int, inode: int) -> list[Preset]:
-    """Parsed once per version of the file: a replaced file has another inode."""
-    return store.read(path)
+def _cached(path: str, mtime_ns: int, size: int, inode: int) -> list[Preset]:
+    """Parsed once per version of the file."""
+    return store.read(Path(path))

@@ -86,7 +86,7 @@ def files(folder: Path) -> Iterator[Path]:
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
     """The lock lies beside the file, for the file itself is replaced."""
-    with filelock.FileLock(path.with_name(f".{path.name}.lock")):
+    with filelock.FileLock(path.with_name(f".{path.name}.lock")).acquire(poll_interval=0.005):
         yield
 
 
