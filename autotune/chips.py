@@ -213,6 +213,13 @@ def other_chip(platform: str, device_kind: str) -> Chip:
 
 def get_chip(target: str) -> Chip:
     """The chip named `target` (``v5e``, ``cpu``) or of that device kind (``TPU v5 lite``, ``NVIDIA H200``)."""
+    if (chip := find_chip(target)) is None:
+        raise UsageError(f"unknown target {target!r}: use {one_of(CHIPS)}")
+    return chip
+
+
+def find_chip(target: str) -> Chip | None:
+    """`get_chip`, or None where there is no such chip."""
     if target in CHIPS:
         return CHIPS[target]
     for chip in _CHIPS:
@@ -220,4 +227,4 @@ def get_chip(target: str) -> Chip:
             return chip
     if platform := _OTHERS.get(target.partition(" ")[0]):
         return other_chip(platform, target)
-    raise UsageError(f"unknown target {target!r}: use {one_of(CHIPS)}")
+    return None

@@ -59,7 +59,8 @@ class Foresight:
         if known is not None:
             return known
         task = self._task
-        time_ms = task.kernel.estimate_ms(task.problem, config, task.chip)
+        if (time_ms := task.kernel.known_ms(task.problem, config, task.chip)) is None:
+            return None
         return Outcome(Status.OK, time_ms=time_ms, source=Source.ANALYTIC)
 
 

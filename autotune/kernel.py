@@ -158,7 +158,14 @@ class Kernel(abc.ABC):
 
     @abc.abstractmethod
     def estimate_ms(self, problem: Any, config: Config, chip: Chip) -> float:
-        """An analytic time, from arithmetic alone: good enough to rank by, cheap enough for a whole space."""
+        """An analytic time, from arithmetic alone: good enough to rank by, cheap enough for a whole space;
+        infinite where nothing is known: then all configs rank alike.
+        """
+
+    def known_ms(self, problem: Any, config: Config, chip: Chip) -> float | None:
+        """`estimate_ms` as a time to be given to somebody; None where nothing is known."""
+        estimate = self.estimate_ms(problem, config, chip)
+        return estimate if math.isfinite(estimate) else None
 
     @abc.abstractmethod
     def validation_problems(self, problem: Any, config: Config) -> list[Any]:
@@ -239,6 +246,11 @@ class Kernel(abc.ABC):
         return digest.hexdigest()[:12]
 
     @property
+    def path(self) -> str:
+        """How another process finds it where it is not registered: ``module:Class``."""
+        return f"{type(self).__module__}:{type(self).__qualname__}"
+
+    @property
     def default_problem(self) -> str:
         return next(iter(self.problems))
 
@@ -277,9 +289,10 @@ def get_kernel(name: str) -> Kernel:
     entry = next(iter(found))
     try:
         with contextlib.redirect_stdout(sys.stderr):  # Standard output is for the command's own result.
-            loaded = entry.load()
-            kernel = loaded() if isinstance(loaded, type) else loaded
-        return _usable(kernel)
+            kernel = usable(entry.load())
+        if not kernel.problems:
+            raise ValueError(f"{name}.problems must name at least one Problem")
+        return kernel
     except (Exception, SystemExit) as error:  # One package's broken kernel must not take the others down.
         why = (foreign_kernels_package() if isinstance(error, ImportError) else None) or _line(error)
         of = f" of {entry.dist.name}" if entry.dist else ""
@@ -304,15 +317,20 @@ def foreign_kernels_package() -> str | None:
     )
 
 
-def _usable(kernel: Any) -> Kernel:
-    """`kernel`, shown to be one, with what is asked of it before any method is called."""
+def usable(loaded: Any) -> Kernel:
+    """The kernel that was found: a `Kernel`, a class of them, or a function that `autotune.tunable` has decorated.
+
+    Raises:
+        TypeError, ValueError: It is something else, or lacks what is asked of it before any method is called.
+    """
+    kernel = loaded() if isinstance(loaded, type) else getattr(loaded, "kernel", loaded)
     if not isinstance(kernel, Kernel):
         raise TypeError(f"must be an autotune.kernel.Kernel, not {type(kernel).__name__}")
     lacking = [name for name in ("name", "summary", "problem_type", "problems", "sources") if not hasattr(kernel, name)]
     if lacking:
         raise TypeError(f"{type(kernel).__name__} lacks {', '.join(lacking)}")
-    if not kernel.problems or not all(isinstance(problem, Problem) for problem in kernel.problems.values()):
-        raise ValueError(f"{type(kernel).__name__}.problems must name at least one Problem")
+    if not all(isinstance(problem, Problem) for problem in kernel.problems.values()):
+        raise ValueError(f"{type(kernel).__name__}.problems must be Problems")
     return kernel
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import numbers
 import types
 import typing
@@ -69,6 +70,23 @@ class Problem:
         """The fields without the options that are off: where nothing else is said, they are."""
         off = {f.name for f in dataclasses.fields(self) if f.default in OFF and getattr(self, f.name) == f.default}
         return {name: value for name, value in self.to_dict().items() if name not in off}
+
+    def likeness(self) -> tuple[tuple[Any, ...], list[float]]:
+        """What must be equal of two problems for the one to stand for the other, and the log2 of what may be near.
+
+        Numbers may be near; an option that one of them has and the other has not (a soft cap, a window) is no matter of
+        degree.
+        """
+        form: list[Any] = []
+        sizes: list[float] = []
+        for name, (kind, _) in field_kinds(type(self)).items():
+            value = getattr(self, name)
+            if kind in (int, float) and value:
+                form.append(value > 0)
+                sizes.append(math.log2(abs(value)))
+            else:
+                form.append(value)
+        return tuple(form), sizes
 
     def __str__(self) -> str:
         """What is `shown`, as `from_dict` reads it."""

@@ -7,8 +7,7 @@ from typing import Any, TypeVar
 
 import jax
 
-from autotune.chips import Chip, get_chip
-from autotune.errors import UsageError
+from autotune.chips import Chip, find_chip
 from autotune.outcome import Config
 from autotune.presets.sources import jit_context
 from autotune.problem import Problem
@@ -47,10 +46,7 @@ def _attached_device() -> Chip | None:
     In a `shard_map` it is its mesh's, which may exist in a compiler only; else the default backend's.
     """
     mesh_device = getattr(jax.sharding.get_abstract_mesh(), "abstract_device", None)
-    try:
-        return get_chip((mesh_device or jax.devices()[0]).device_kind)
-    except UsageError:
-        return None
+    return find_chip((mesh_device or jax.devices()[0]).device_kind)
 
 
 def run(kernel: Callable[..., jax.Array], reference: Callable[..., jax.Array], interpret: Any, *args: jax.Array):

@@ -7,16 +7,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from autotune.chips import get_chip
-from autotune.engines._worker import resolve
-from autotune.kernel import Kernel, get_kernel, kernel_names
+from autotune.kernel import Kernel, get_kernel, kernel_names, usable
+from autotune.own.locate import find
 from autotune.validation import validate as _validate
 
 
 def kernel_path(kernel: Kernel) -> str:
-    """How a worker finds the kernel: its registered name, or ``module:Class`` where it is not registered."""
+    """How a worker finds the kernel: its registered name, or where it is defined if it is not registered."""
     if kernel.name in kernel_names() and get_kernel(kernel.name) is kernel:
         return kernel.name
-    return f"{type(kernel).__module__}:{type(kernel).__qualname__}"
+    return kernel.path
 
 
 def open_kernel(kernel: str, problem: Mapping[str, Any]) -> tuple[Kernel, Any]:
@@ -28,8 +28,7 @@ def open_kernel(kernel: str, problem: Mapping[str, Any]) -> tuple[Kernel, Any]:
 @functools.cache
 def _made(kernel: str) -> Kernel:
     """The same one each time: what a worker keeps of a kernel it finds again."""
-    made: Kernel = resolve(kernel)()
-    return made
+    return usable(find(kernel))
 
 
 def compile_config(
@@ -38,7 +37,7 @@ def compile_config(
     """The kernel with `config`, or where that is None the reference, compiled for `target` and predicted."""
     instance, parsed = open_kernel(kernel, problem)
     chip = get_chip(target)
-    estimate = None if config is None else instance.estimate_ms(parsed, config, chip)
+    estimate = None if config is None else instance.known_ms(parsed, config, chip)
     figures = {"roofline_ms": instance.cost(parsed).roofline_ms(chip) or 0.0, "analytic_ms": estimate}
     if topology := instance.topology(parsed):
         from autotune.engines.compiler.spread import compile_spread

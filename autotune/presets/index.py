@@ -10,34 +10,15 @@ from autotune.errors import UsageError
 from autotune.kernel import Kernel
 from autotune.presets.entry import Preset
 from autotune.presets.sources import Candidate
-from autotune.problem import Problem, field_kinds
-
-NUMBERS = (int, float)
+from autotune.problem import Problem
 
 
 def distance(problem: Problem, other: Problem) -> float:
-    """How far apart two problems are: |log2| of their numbers' ratios, summed; infinite where another field differs.
-
-    An option that one of them has and the other has not (a soft cap, a window) is no matter of degree.
-    """
-    (form, sizes), (other_form, other_sizes) = split(problem), split(other)
+    """How far apart two problems are: |log2| of their sizes' ratios, summed; infinite where anything else differs."""
+    (form, sizes), (other_form, other_sizes) = problem.likeness(), other.likeness()
     if form != other_form:
         return math.inf
     return sum(abs(a - b) for a, b in zip(sizes, other_sizes, strict=True))
-
-
-def split(problem: Problem) -> tuple[tuple[Any, ...], list[float]]:
-    """What must be equal of two problems that are near each other, and the logarithms of the numbers that need not."""
-    form: list[Any] = []
-    sizes: list[float] = []
-    for name, (kind, _) in field_kinds(type(problem)).items():
-        value = getattr(problem, name)
-        if kind in NUMBERS and value:
-            form.append(value > 0)
-            sizes.append(math.log2(abs(value)))
-        else:
-            form.append(value)
-    return tuple(form), sizes
 
 
 def problem_of(kernel: Kernel, preset: Preset) -> Problem | None:
@@ -69,14 +50,14 @@ class Index:
                 self._exact.setdefault(problem, []).append(candidate)
         for problem, group in self._exact.items():
             group.sort(key=lambda candidate: candidate.priority, reverse=True)
-            form, sizes = split(problem)
+            form, sizes = problem.likeness()
             self._alike.setdefault(form, []).append((problem, sizes))
 
     def near(self, problem: Problem) -> Iterator[tuple[float, Candidate]]:
         """The presets that may stand for `problem`, with their distance: nearest first, then by priority."""
         for candidate in self._exact.get(problem, ()):
             yield 0.0, candidate
-        form, sizes = split(problem)
+        form, sizes = problem.likeness()
         alike = [
             (sum(abs(a - b) for a, b in zip(sizes, theirs, strict=True)), other)
             for other, theirs in self._alike.get(form, ())
@@ -88,7 +69,7 @@ class Index:
 
     def unlike(self, problem: Problem) -> Iterator[Candidate]:
         """Those that cannot stand for `problem`: dtype or an option is another."""
-        form, _ = split(problem)
+        form, _ = problem.likeness()
         for other, group in self._alike.items():
             if other != form:
                 for their_problem, _ in group:

@@ -195,7 +195,9 @@ class TuningStudy:
         return {
             key
             for trial in self.trials()
-            if trial.state is not TrialState.FAIL and trial.number not in self._again and (key := self._key(trial))
+            if trial.state is not TrialState.FAIL
+            and trial.number not in self._again
+            and (key := self._key(trial)) is not None
         }
 
     def ask(self) -> tuple[Trial, dict[str, Any]] | None:

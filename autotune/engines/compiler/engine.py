@@ -48,7 +48,9 @@ class AnalyticEngine(PooledEngine):
 
     def evaluate(self, config: Config) -> Future[Outcome]:
         task = self.task
-        time_ms = task.kernel.estimate_ms(task.problem, config, task.chip)
+        time_ms = task.kernel.known_ms(task.problem, config, task.chip)
+        if time_ms is None:
+            return self._done(Outcome(Status.COMPILE_ERROR, message="nothing is known of its time: no TPU compiler"))
         return self._done(Outcome(Status.OK, time_ms=time_ms, source=Source.ANALYTIC))
 
     def evaluate_reference(self) -> Future[Outcome]:
