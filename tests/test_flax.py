@@ -20,7 +20,8 @@ from kernels.flax_layers import linen as tuned_linen
 from kernels.flax_layers import nnx as tuned_nnx
 
 WIDTH = 32
-PATHS = pytest.mark.parametrize("interpret", [False, pltpu.InterpretParams()], ids=["reference", "interpreted"])
+INTERPRETED = pltpu.InterpretParams()
+PATHS = pytest.mark.parametrize("interpret", [False, INTERPRETED], ids=["reference", "interpreted"])
 
 
 def rows(*shape: int, seed: int = 0, dtype: str = "float32") -> jax.Array:
@@ -68,46 +69,45 @@ def heads(function=nnx.dot_product_attention, **options) -> nnx.MultiHeadAttenti
 
 @PATHS
 def test_nnx_attention_equals_flaxs(interpret):
-    """Grouped queries and two batch dimensions; causal by the factory and by the call; the gradients, too."""
-    x = rows(2, 1, 24, WIDTH)
-    ours, theirs = heads(attention_fn(causal=True, interpret=interpret)), heads()
-    state = nnx.state(theirs)
+    x, theirs = rows(2, 24, WIDTH), heads()
+    ours, state = heads(attention_fn(causal=True, interpret=interpret)), nnx.state(theirs)
     assert jax.tree.structure(nnx.state(ours)) == jax.tree.structure(state)
-    want = nnx_results(theirs, state, x[:, 0], is_causal=True)
-    close(nnx_results(ours, state, x[:, 0]), want)
-    by_call = nnx_results(heads(attention_fn(interpret=interpret)), state, x, is_causal=True)
-    close(by_call, jax.tree.map(lambda array, like: array.reshape(like.shape), want, by_call))
+    close(nnx_results(ours, state, x), nnx_results(theirs, state, x, is_causal=True))
 
 
-@PATHS
-def test_linen_attention_equals_flaxs_under_a_causal_mask(interpret):
+def test_linen_attention_equals_flaxs_under_a_causal_mask():
     x = rows(2, 24, WIDTH)
     theirs = linen.MultiHeadDotProductAttention(num_heads=4)
-    ours = theirs.clone(attention_fn=attention_fn(causal=True, interpret=interpret))
+    ours = theirs.clone(attention_fn=attention_fn(causal=True))
     variables = theirs.init(jax.random.key(0), x)
     mask = linen.make_causal_mask(x[..., 0])
     close(linen_results(ours, variables, x), linen_results(theirs, variables, x, mask=mask))
+
+
+def test_any_number_of_batch_dimensions_will_do():
+    q, k = rows(6, 16, 4, 8), rows(6, 16, 2, 8, seed=1)
+    function = jax.jit(attention_fn(), static_argnames="is_causal")
+    want = function(q, k, k, is_causal=True)
+    close(want, nnx.dot_product_attention(q, k, k, is_causal=True))
+    deep = [array.reshape(2, 3, *array.shape[1:]) for array in (q, k, k)]
+    close(function(*deep, is_causal=True).reshape(want.shape), want)
+    close(function(q[0], k[0], k[0], is_causal=True), want[0])
 
 
 def test_padding_packing_and_windows_equal_masks():
     """A mask of keys and `Segments` are taken as masks are by Flax."""
     q, k, v = rows(3, 16, 4, 8), rows(3, 20, 2, 8, seed=1), rows(3, 20, 2, 8, seed=2)
     keys = (jnp.arange(20) < jnp.array([20, 7, 1])[:, None])[:, None, None]
-    close(attention_fn()(q, k, v, mask=keys), nnx.dot_product_attention(q, k, v, mask=keys))
-    close(attention_fn()(q, k, v, mask=keys[:1]), nnx.dot_product_attention(q, k, v))
+    function, theirs = jax.jit(attention_fn()), jax.jit(nnx.dot_product_attention)
+    close(function(q, k, v, mask=keys), theirs(q, k, v, mask=keys))
+    close(function(q, k, v, mask=keys[:1]), theirs(q, k, v))
     k, v = k[:, :16], v[:, :16]
     ids = jnp.arange(16) // jnp.array([4, 5, 16])[:, None]
     causal = nnx.make_causal_mask(ids)
     packed = nnx.make_attention_mask(ids, ids, jnp.equal)
-    want = nnx.dot_product_attention(q, k, v, mask=nnx.combine_masks(causal, packed))
-    close(attention_fn(causal=True)(q, k, v, mask=Segments(ids)), want)
-    layer = heads(attention_fn())
-    close(
-        nnx.jit(lambda layer, x, ids: layer(x, mask=Segments(ids), is_causal=True))(layer, rows(3, 16, WIDTH), ids),
-        layer(rows(3, 16, WIDTH), mask=Segments(ids, ids), is_causal=True),
-    )
-    near = causal * (jnp.arange(16)[:, None] - jnp.arange(16) < 3)
-    close(attention_fn(causal=True, window=3)(q, k, v), nnx.dot_product_attention(q, k, v, mask=near))
+    want = theirs(q, k, v, mask=nnx.combine_masks(causal, packed))
+    close(jax.jit(attention_fn(causal=True))(q, k, v, mask=Segments(ids)), want)
+    close(jax.jit(attention_fn(causal=True))(q, k, v, mask=Segments(ids, ids)), want)
 
 
 def test_values_may_be_of_another_width():
@@ -120,24 +120,26 @@ def test_a_layer_that_decodes_gives_what_it_gives_to_the_whole_sequence():
     layer = heads(attention_fn(causal=True))
     whole = layer(x)
     layer.init_cache(x.shape)
-    close(jnp.concatenate([layer(x[:, i : i + 1], decode=True) for i in range(6)], axis=1), whole)
+    step = nnx.jit(lambda layer, x: layer(x, decode=True))
+    close(jnp.concatenate([step(layer, x[:, i : i + 1]) for i in range(6)], axis=1), whole)
 
 
-def test_attention_takes_the_dtype_that_the_layer_is_given():
-    x = rows(2, 16, WIDTH)
-    ours, theirs = (heads(function, dtype=jnp.bfloat16) for function in (attention_fn(), nnx.dot_product_attention))
-    close(ours(x, is_causal=True), theirs(x, is_causal=True), 2**-6)
-    mixed = attention_fn()(rows(16, 4, 8, dtype="bfloat16"), rows(16, 4, 8), rows(16, 4, 8))
-    assert (mixed.shape, mixed.dtype) == ((16, 4, 8), jnp.float32)
+def test_attention_computes_in_the_dtype_that_it_is_given_else_in_the_widest():
+    q, k = rows(16, 4, 8), rows(16, 4, 8, seed=1)
+    narrow = [array.astype(jnp.bfloat16) for array in (q, k)]
+    function = attention_fn()
+    close(function(q, k, k, dtype=jnp.bfloat16), function(narrow[0], narrow[1], narrow[1]))
+    assert function(narrow[0], k, k).dtype == jnp.float32
 
 
 Q = rows(2, 16, 4, 8)
+CAUSAL_MASK = nnx.make_causal_mask(jnp.ones((2, 16)))
 
 
 @pytest.mark.parametrize(
     ("function", "options", "right"),
     [
-        (attention_fn(), {"mask": nnx.make_causal_mask(jnp.ones((2, 16)))}, r"attention_fn\(causal=True\).*\(2, 1, 1, 16\)"),
+        (attention_fn(), {"mask": CAUSAL_MASK}, r"attention_fn\(causal=True\).*\(2, 1, 1, 16\)"),
         (attention_fn(), {"mask": jnp.ones((2, 4, 1, 16))}, "Segments"),
         (attention_fn(), {"mask": Segments(jnp.ones((2, 15), int))}, r"must be \(2, 16\) for the queries"),
         (attention_fn(), {"bias": jnp.zeros((2, 1, 16, 16))}, "Flax's own dot_product_attention"),
@@ -161,39 +163,44 @@ def test_what_the_attention_kernel_cannot_do_is_refused_with_what_would_be_right
 
 
 def test_dropout_that_is_off_is_none():
-    layer = heads(attention_fn(), dropout_rate=0.5)
-    close(layer(rows(1, 8, WIDTH), deterministic=True), heads()(rows(1, 8, WIDTH)))
+    close(attention_fn()(Q, Q, Q, dropout_rate=0.5, deterministic=True), attention_fn()(Q, Q, Q))
 
 
-@PATHS
-@pytest.mark.parametrize("dtype", [None, "bfloat16"])
 @pytest.mark.parametrize(
-    ("name", "options"),
-    [("RMSNorm", {}), ("LayerNorm", {}), ("LayerNorm", {"use_scale": False, "use_bias": False})],
-    ids=["rms", "layer", "layer-without"],
+    ("name", "options", "interpret"),
+    [
+        ("RMSNorm", {}, False),
+        ("LayerNorm", {"dtype": jnp.bfloat16}, False),
+        ("LayerNorm", {"use_scale": False, "use_bias": False}, False),
+        ("RMSNorm", {"dtype": jnp.bfloat16}, INTERPRETED),
+        ("LayerNorm", {}, INTERPRETED),
+    ],
+    ids=["rms", "layer-bfloat16", "layer-without", "rms-bfloat16-interpreted", "layer-interpreted"],
 )
-def test_norms_equal_flaxs_with_flaxs_parameters(name, options, dtype, interpret):
+def test_norms_equal_flaxs_with_flaxs_parameters(name, options, interpret):
     x = rows(3, 5, WIDTH)
-    tolerance = 2**-6 if dtype else 2e-5
-    options = {"epsilon": 1e-3, "dtype": dtype and jnp.dtype(dtype), **options}
+    tolerance = 2**-6 if "dtype" in options else 2e-5
+    options = {"epsilon": 1e-3, **options}
     theirs = getattr(nnx, name)(WIDTH, rngs=nnx.Rngs(0), **options)
     ours = getattr(tuned_nnx, name)(WIDTH, rngs=nnx.Rngs(0), interpret=interpret, **options)
     state = jax.tree.map(lambda param: rows(*param.shape, seed=3), nnx.state(theirs))
-    close(nnx_results(ours, state, x), nnx_results(theirs, state, x), tolerance)
+    want = nnx_results(theirs, state, x)
+    close(nnx_results(ours, state, x), want, tolerance)
 
-    theirs = getattr(linen, name)(**options)
-    ours = getattr(tuned_linen, name)(interpret=interpret, **options)
-    variables = theirs.init(jax.random.key(0), x)
-    close(ours.init(jax.random.key(0), x), variables)
+    layer = getattr(tuned_linen, name)(interpret=interpret, **options)
+    variables = layer.init(jax.random.key(0), x)
+    close(variables, getattr(linen, name)(**options).init(jax.random.key(0), x))
     variables = jax.tree.map(lambda param: rows(*param.shape, seed=3), variables)
-    close(linen_results(ours, variables, x), linen_results(theirs, variables, x), tolerance)
+    got = linen_results(layer, variables, x)
+    close((got[0], got[1][1]), (want[0], want[1][1]), tolerance)
+    close(got[1][0].get("params", {}), nnx.to_pure_dict(want[1][0]), tolerance)
 
 
 @pytest.mark.parametrize("name", ["RMSNorm", "LayerNorm"])
 def test_norms_promote_as_flaxs_do(name):
-    """bfloat16 rows under float32 parameters give float32; the other way round, too."""
+    """bfloat16 rows under float32 parameters give float32, unless the layer has a dtype."""
     x = rows(4, WIDTH, dtype="bfloat16")
-    for given in ({}, {"dtype": jnp.bfloat16}, {"param_dtype": jnp.bfloat16}):
+    for given in ({}, {"dtype": jnp.bfloat16}):
         ours, theirs = (getattr(module, name)(WIDTH, rngs=nnx.Rngs(0), **given) for module in (tuned_nnx, nnx))
         close(ours(x), theirs(x), 2**-7)
         ours, theirs = (getattr(module, name)(**given) for module in (tuned_linen, linen))
@@ -236,8 +243,11 @@ class PlainMLP(nnx.Module):
         return self.down_proj(getattr(jax.nn, self.activation)(self.gate_proj(x)) * self.up_proj(x))
 
 
-@PATHS
-@pytest.mark.parametrize(("activation", "dtype"), [("silu", None), ("gelu", None), ("silu", jnp.bfloat16)])
+@pytest.mark.parametrize(
+    ("activation", "dtype", "interpret"),
+    [("gelu", None, False), ("silu", jnp.bfloat16, False), ("silu", None, INTERPRETED)],
+    ids=["gelu", "silu-bfloat16", "silu-interpreted"],
+)
 def test_gated_mlp_equals_flaxs_linear_layers(activation, dtype, interpret):
     x, plain = rows(2, 9, WIDTH), PlainMLP(activation, dtype)
     tolerance = 2**-6 if dtype else 2e-5
