@@ -14,6 +14,7 @@ What the model asks of the tuner, and what it would take on a chip that is not h
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import hashlib
 import time
@@ -31,13 +32,13 @@ from flax import nnx
 from autotune import presets
 from autotune.chips import Chip, get_chip
 from autotune.errors import AutotuneError, UsageError
-from autotune.kernel import get_kernel
 from kernels.cross_entropy import cross_entropy
 from kernels.flax_layers import attention_fn
 from kernels.flax_layers.nnx import GatedMLP, RMSNorm
 from kernels.requests import Request, requested
 
 ROOT = Path(__file__).resolve().parents[1]
+PRESETS = Path(__file__).resolve().with_name("presets")  # tuned for this model, on a v5e and a v6e
 TEXT = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))]
 VOCAB = 256  # bytes
 REPORT_EVERY = 10
@@ -140,12 +141,18 @@ def read_text(files: list[Path], sizes: Sizes) -> np.ndarray:
 
 def explained(request: Request, chip: Chip) -> str:
     """Which preset an instance of a kernel takes on such a chip."""
-    kernel = get_kernel(request.kernel)
-    match = presets.find(kernel, request.problem, chip)
+    explanation = presets.explain(request.kernel, request.problem, device_kind=chip.device_kind)
+    match = explanation.match
     if match.how == "exact":
-        return f"{kernel.name}: the preset for {request.problem}"
-    source = f"the nearest preset, for {presets.problem_of(kernel, match.preset)}" if match.preset else match.how
-    return f"{kernel.name}: {source}\n    tune: {presets.tune_command(kernel, request.problem, chip)}"
+        how = f"its preset, in {match.place}"
+    elif match.preset is not None:
+        how = f"the nearest preset, in {match.place}"
+    else:
+        how = "the kernel's own config, untuned"
+    lines = [f"{request.kernel} {request.problem}", how, *(f"it {words}" for words in match.stale.values())]
+    if match.how != "exact":
+        lines.append(f"tune it: {explanation.command}")
+    return "\n    ".join(lines)
 
 
 def say_presets(sizes: Sizes, target: str | None) -> None:
@@ -215,7 +222,8 @@ def main() -> None:
     parser.add_argument("--target", help="say which presets it would take on this chip, as in v5e")
     options = parser.parse_args()
     try:
-        train(options)
+        with presets.using(PRESETS) if PRESETS.is_dir() else contextlib.nullcontext():
+            train(options)
     except AutotuneError as error:
         parser.exit(2, f"{parser.prog}: {error}\n")
 

@@ -82,9 +82,15 @@ def test_what_the_example_takes_on_a_chip_that_is_not_here(tmp_path, monkeypatch
     assert jax.default_backend() == "tpu" or "every kernel runs its plain-JAX reference" in out
     asked = {"attention", "attention_bwd", "cross_entropy", "cross_entropy_dw", "cross_entropy_dx", "gated_mlp"}
     asked |= {"gated_mlp_bwd", "gated_mlp_dx", "matmul", "rmsnorm", "rmsnorm_bwd"}
-    assert set(re.findall(r"^  (\w+): ", out, re.M)) == asked
-    for kernel, problem in re.findall(r"-m autotune (\w+) --target v5e --problem (\S+)$", out, re.M):
+    found = re.findall(r"^  (\w+) (\S+)\n    (.+)$", out, re.M)
+    assert {kernel for kernel, _, _ in found} == asked
+    assert {how for _, _, how in found} == {f"its preset, in {ROOT / 'examples' / 'presets'}"}
+    for kernel, problem, _ in found:
         assert get_kernel(kernel).parse_problem(problem).dtype == "bfloat16"
+    here(monkeypatch, tmp_path, "--steps", "0", "--target", "v4")
+    assert re.search(
+        r"untuned\n    tune it: python -m autotune \w+ --target v4 --problem \S+$", capsys.readouterr().out, re.M
+    )
     assert not list(tmp_path.iterdir())
 
 
