@@ -11,6 +11,7 @@ from autotune.chips import Chip, find_chip
 from autotune.outcome import Config
 from autotune.presets.sources import jit_context
 from autotune.problem import Problem
+from kernels import requests
 
 T = TypeVar("T")
 jit_context()  # before anything is traced
@@ -26,6 +27,7 @@ def choose_config(
     """
     if config is not None:
         return config
+    requests.note(kernel, problem)
     chip = _attached_device() if anywhere else attached_chip()
     if chip is None:
         return heuristic()  # Elsewhere only a caller who forces the kernel to run needs a config.

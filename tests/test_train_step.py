@@ -395,9 +395,9 @@ def test_the_example_trains_with_a_preset(tmp_path):
     """What a preset says is what it runs with, and the loss falls."""
     config = config_of("tiny-cpu", data=2, fsdp=4, accumulate=2)
     script = (
-        "import runpy, sys; from autotune import presets; sys.argv = ['train.py', '--steps', '20']\n"
+        "import runpy, sys; from autotune import presets; sys.argv = ['train_sharded.py', '--steps', '20']\n"
         f"with presets.using({{'train_step': {config!r}}}):\n"
-        "    runpy.run_path('examples/train.py', run_name='__main__')"
+        "    runpy.run_path('examples/train_sharded.py', run_name='__main__')"
     )
     env = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
     run = subprocess.run(
