@@ -250,6 +250,14 @@ class Kernel(abc.ABC):
         """How another process finds it where it is not registered: ``module:Class``."""
         return f"{type(self).__module__}:{type(self).__qualname__}"
 
+    def tune_command(self, problem: Any, where: str) -> str:
+        """What a user does to tune `problem`.
+
+        Args:
+            where: The command line's options that say for what.
+        """
+        return f"python -m autotune {self.name} {where} --problem {problem}"
+
     @property
     def default_problem(self) -> str:
         return next(iter(self.problems))
@@ -291,7 +299,7 @@ def get_kernel(name: str) -> Kernel:
         with contextlib.redirect_stdout(sys.stderr):  # Standard output is for the command's own result.
             kernel = usable(entry.load())
         if not kernel.problems:
-            raise ValueError(f"{name}.problems must name at least one Problem")
+            raise ValueError(f"{type(kernel).__name__}.problems must name at least one Problem")
         return kernel
     except (Exception, SystemExit) as error:  # One package's broken kernel must not take the others down.
         why = (foreign_kernels_package() if isinstance(error, ImportError) else None) or _line(error)
@@ -330,7 +338,7 @@ def usable(loaded: Any) -> Kernel:
     if lacking:
         raise TypeError(f"{type(kernel).__name__} lacks {', '.join(lacking)}")
     if not all(isinstance(problem, Problem) for problem in kernel.problems.values()):
-        raise ValueError(f"{type(kernel).__name__}.problems must be Problems")
+        raise ValueError(f"{type(kernel).__name__}.problems must name at least one Problem, and nothing else")
     return kernel
 
 

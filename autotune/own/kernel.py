@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from autotune.chips import DEFAULT_TARGET, Chip, get_chip
 from autotune.errors import UsageError
-from autotune.kernel import ArraySpec, Cost, Kernel
+from autotune.kernel import ArraySpec, Cost, Kernel, kernel_names
 from autotune.outcome import Config
 from autotune.own.locate import path_of
 from autotune.own.problem import OwnProblem
@@ -68,6 +68,11 @@ class OwnKernel(Kernel):
             with open(file, "rb") as source:
                 digest.update(source.read())
         return digest.hexdigest()[:12]
+
+    def tune_command(self, problem: OwnProblem, where: str) -> str:
+        if self.name in kernel_names():
+            return super().tune_command(problem, where)
+        return f"{self.name}.tune(...) with these arguments"
 
     def space(self, problem: OwnProblem, chip: Chip) -> Space:
         specs = problem.specs

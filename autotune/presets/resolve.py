@@ -12,7 +12,7 @@ from typing import Any
 from autotune import versions
 from autotune.chips import Chip, get_chip
 from autotune.errors import UsageError
-from autotune.kernel import Kernel, get_kernel, kernel_names
+from autotune.kernel import Kernel, get_kernel
 from autotune.presets import sources
 from autotune.presets.entry import Preset
 from autotune.presets.index import Index, problem_of
@@ -159,11 +159,9 @@ def heuristic(kernel: Kernel, problem: Problem, target: str) -> Mapping[str, Any
 
 
 def tune_command(kernel: Kernel, problem: Problem, chip: Chip) -> str:
-    """The command line that would tune `problem`; of a kernel that has none, what to call."""
-    if kernel.name not in kernel_names():
-        return f"{kernel.name}.tune(...) with these arguments"
+    """What would tune `problem`."""
     where = f"--target {chip.name}" if chip.known else "--engine device"  # Elsewhere nothing is predicted.
-    return f"python -m autotune {kernel.name} {where} --problem {problem}"
+    return kernel.tune_command(problem, where)
 
 
 def _notice(kernel: Kernel, problem: Problem, chip: Chip, match: Match, policy: Policy) -> str:
