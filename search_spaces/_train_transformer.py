@@ -46,7 +46,7 @@ class TransformerFamily(Family):
         "kernels.train_step.transformer",
         *(source for kernel in PARTS for source in kernel.sources),
         *("kernels.attention.api", "kernels.chunked_attention.api", "kernels.cross_entropy.api"),
-        *("kernels.gated_mlp.api", "kernels.norm.api", "kernels._dispatch"),
+        *("kernels.gated_mlp.api", "kernels.norm.api"),
     )
 
     def params(self, problem: TrainProblem, chip: Chip) -> list[Param]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-import re
 import subprocess
 import sys
 
@@ -22,7 +21,6 @@ from kernels.flax_layers import linen as tuned_linen
 from kernels.flax_layers import nnx as tuned_nnx
 from kernels.norm import rmsnorm
 from kernels.requests import requested
-from tests.conftest import ROOT
 
 WIDTH = 32
 INTERPRETED = pltpu.InterpretParams()
@@ -335,12 +333,3 @@ def loss(state, x):
 compiled = jax.jit(jax.grad(loss, argnums=(0, 1))).lower(place(state), place(x)).compile()
 print(compiled.as_text().count('custom_call_target="tpu_custom_call"'))
 """
-
-
-@pytest.mark.slow
-def test_the_code_in_the_docs_runs():
-    page = (ROOT / "docs" / "flax.md").read_text()
-    names: dict[str, object] = {}
-    for block in re.findall(r"^```python\n(.*?)^```$", page, re.M | re.S):
-        exec(block, names)
-    assert names["y"].shape == (2, 256, 512)
