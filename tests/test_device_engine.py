@@ -371,6 +371,23 @@ def test_inputs_are_placed_as_the_program_wants_them():
     assert [array.format for array in program.next_arguments()] == list(program.formats)
 
 
+def test_an_argument_that_a_program_does_not_read_is_given_all_the_same():
+    from autotune.engines.device.programs import load
+
+    class HalfReadKernel(DeedKernel):
+        name = "half_read"
+
+        def arguments(self, problem):
+            return 2 * super().arguments(problem)
+
+        def bind(self, problem, config, *, interpret=False):
+            return lambda x, unread: 2 * x
+
+    program = load(HalfReadKernel(), DeedProblem(n=128), {"deed": "xla"}, 0)
+    x, unread = program.next_arguments()
+    np.testing.assert_array_equal(program.call(x, unread), 2 * np.asarray(x))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", kernel_names())
 def test_the_xla_side_of_every_kernel_is_measured_here(name, monkeypatch, tmp_path):

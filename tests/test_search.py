@@ -438,15 +438,16 @@ RUN = """
     from autotune.tuner import tune
     from tests.fakes import FakeEngine, timed, toy_task
 
+    folder, others = Path(sys.argv[1]), sys.argv[3:]
+
     def outcome(config):
+        if others:  # On a busy machine one starts seconds after the other: the first trial waits for all.
+            (folder / f"ready-{os.getpid()}").touch()
+            while len(list(folder.glob("ready-*"))) < int(others[0]):
+                time.sleep(0.01)
         time.sleep(0.05)
         return timed(config)
 
-    folder, others = Path(sys.argv[1]), sys.argv[3:]
-    if others:  # On a busy machine one starts seconds after the other.
-        (folder / f"ready-{os.getpid()}").touch()
-        while len(list(folder.glob("ready-*"))) < int(others[0]):
-            time.sleep(0.01)
     with FakeEngine(outcome=outcome) as engine:
         settings = SearchSettings(trials=int(sys.argv[2]), seed=0, results=folder)
         result = tune(engine.task, engine, settings)

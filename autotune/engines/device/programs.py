@@ -69,7 +69,9 @@ class Program:
     def _argument(self, place: int, kept: Any, wanted: Any) -> jax.Array:
         if isinstance(kept, jax.Array) and kept.format == wanted:
             return jnp.copy(kept) if place in self.overwrites else kept
-        if not wanted.sharding.is_fully_addressable:  # Other processes make the other parts, of the same inputs.
+        # An argument that the program does not read has no sharding; any placement serves it.
+        if wanted.sharding is not None and not wanted.sharding.is_fully_addressable:
+            # Other processes make the other parts, of the same inputs.
             return jax.make_array_from_callback(kept.shape, wanted, lambda index: kept[index])
         return jax.device_put(kept, wanted, may_alias=False)  # A donated alias would be the host's own.
 
