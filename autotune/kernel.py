@@ -224,6 +224,14 @@ class Kernel(abc.ABC):
         """Values for the arguments of `compilable`, unsharded."""
         raise NotImplementedError(f"{self.name} runs on one device")
 
+    def options(self, problem: Any) -> Mapping[str, Any]:
+        """What of XLA's compile options the program is compiled with, kernel and reference alike."""
+        return {}
+
+    def terms(self, problem: Any, config: Config) -> Mapping[str, str]:
+        """`config` as others write it: a library's type or a trainer's name, and the text to take over."""
+        return {}
+
     def overwrites(self, problem: Any) -> tuple[int, ...]:
         """Which of `arguments` the function may overwrite (donated ones); the device engine restores them."""
         return ()

@@ -194,6 +194,23 @@ class AttentionKernel(Kernel):
         return list(dict.fromkeys([exact, every, three]))
 
 
+def few_of_each(problem: AttentionProblem, block_q: int, block_kv: int) -> list[Any]:
+    """For kernels whose blocks divide the lengths: three blocks each way, or two, and the fewest under several heads.
+
+    The diagonal stays where it is within the blocks.
+    """
+    group = problem.heads // problem.kv_heads
+    one = {"batch": 1, "kv_heads": 1, "heads": 1}
+    kv_heads = min(2, problem.kv_heads)
+    several = {"batch": min(2, problem.batch), "kv_heads": kv_heads, "heads": kv_heads * min(3, group)}
+    if problem.window is not None:
+        step = math.lcm(block_q, block_kv)
+        problem = problem.replace({"window": (problem.window - 1) % step + 1})
+    own = [_shrunk(problem.replace(one), block_q, block_kv, most) for most in (3, 2)]
+    every = [_shrunk(problem.replace(several), block_q, block_kv, most) for most in (2, 1)]
+    return list(dict.fromkeys([_cheap(own), _cheap(every)]))
+
+
 def _cheap(problems: Iterable[AttentionProblem]) -> AttentionProblem:
     """The first, and so the most telling one that a CPU runs in some seconds; else the last."""
     for problem in problems:

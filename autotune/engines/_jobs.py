@@ -46,7 +46,8 @@ def compile_config(
     from autotune.engines.compiler.toolchain import compile_for
 
     function = instance.reference(parsed) if config is None else instance.bind(parsed, config)
-    return compile_for(function, instance.arguments(parsed), chip, **figures).to_dict()
+    options = instance.options(parsed)
+    return compile_for(function, instance.arguments(parsed), chip, options=options, **figures).to_dict()
 
 
 def validate(kernel: str, problem: Mapping[str, Any], config: Mapping[str, Any], seed: int) -> dict[str, Any]:

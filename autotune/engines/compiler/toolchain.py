@@ -87,6 +87,7 @@ def compile_for(
     *,
     roofline_ms: float,
     analytic_ms: float | None,
+    options: Mapping[str, Any] | None = None,
 ) -> Outcome:
     """Compiles `function` for `chip` and predicts one call's time from its schedule.
 
@@ -94,10 +95,11 @@ def compile_for(
         roofline_ms: The least time the chip could take; a schedule that seems to beat it was misread.
         analytic_ms: The time to give, with source `analytic`, where the program compiles but its schedule
             cannot be followed; None where only XLA's own estimate of its fusions may be given then.
+        options: Of XLA's compiler.
     """
     sharding = jax.sharding.SingleDeviceSharding(target_device(chip))
     specs = [jax.ShapeDtypeStruct(spec.shape, spec.dtype, sharding=sharding) for spec in arguments]
-    program = compile_program(jax.jit(function), specs)
+    program = compile_program(jax.jit(function), specs, options)
     if isinstance(program, Outcome):
         return program
     seconds = program.seconds

@@ -51,7 +51,8 @@ def _check(kernel: Kernel, problem: Any, config: Config, seed: int, where: str) 
         return function(*arguments)
 
     # The results take the place of the donated buffers: what is not written keeps what was there.
-    poisoned = jax.jit(into, donate_argnums=(0, *(1 + place for place in overwrites)), keep_unused=True)
+    donated = (0, *(1 + place for place in overwrites))
+    poisoned = jax.jit(into, donate_argnums=donated, keep_unused=True, compiler_options=dict(kernel.options(problem)))
 
     def run(inputs: tuple[Any, ...]) -> list[Any]:
         shapes = jax.eval_shape(function, *inputs)

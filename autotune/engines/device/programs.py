@@ -179,7 +179,8 @@ def _form(kernel: Kernel, problem: Any, config: Config | None) -> Callable[[], C
     def on_one() -> Compilable:
         function = kernel.reference(problem) if config is None else kernel.bind(problem, config)
         specs = tuple(jax.ShapeDtypeStruct(spec.shape, spec.dtype) for spec in kernel.arguments(problem))
-        return Compilable(function, specs, tuple(kernel.overwrites(problem)) if config is not None else ())
+        overwritten = tuple(kernel.overwrites(problem)) if config is not None else ()
+        return Compilable(function, specs, overwritten, kernel.options(problem))
 
     def on_many() -> Compilable:
         count = kernel.devices(problem)

@@ -1,0 +1,1 @@
+"""The search spaces of kernels that JAX ships."""
