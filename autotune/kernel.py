@@ -101,6 +101,8 @@ class Kernel(abc.ABC):
         sources: Modules whose text decides numerics or speed; hashed into `version`.
         platforms: JAX's names of those that its configs run on.
         timeout_s: How long one config may take to compile, where the command line does not say.
+        relatives: The operations of other tuners' tables (`autotune.interop`) whose blocks fit this kernel, each with
+            this kernel's parameters and what they are called there; what is no word is a value they must have.
         cpu_devices: How many devices a CPU passes for where the kernel runs on one: more than one for a program that
             is spread over a mesh.
     """
@@ -112,6 +114,7 @@ class Kernel(abc.ABC):
     sources: ClassVar[Sequence[str]]
     platforms: ClassVar[Sequence[str]] = ("tpu",)
     timeout_s: ClassVar[float] = 120.0
+    relatives: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     cpu_devices: ClassVar[int] = 1
 
     @abc.abstractmethod

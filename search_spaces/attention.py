@@ -49,6 +49,7 @@ class AttentionKernel(Kernel):
         "kernels._precision",
         "kernels._compiler",
     )
+    relatives = {"attention": {name: name for name in ("block_q", "block_kv", "block_kv_compute")}}
 
     def space(self, problem: AttentionProblem, chip: Chip) -> Space:
         rows = model.query_rows(problem)

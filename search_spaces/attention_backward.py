@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from autotune.chips import MIB, Chip
@@ -45,6 +45,13 @@ class _BackwardKernel(AttentionKernel):
         "kernels._precision",
         "kernels._compiler",
     )
+    relatives: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "attention_bwd": {
+            "block_q": "block_q_dkv",
+            "block_kv": "block_kv_dkv",
+            "block_kv_compute": "block_kv_dkv_compute",
+        }
+    }
     function: ClassVar[str]  # in `kernels.attention.backward`; and what gives the same in `kernels.attention.reference`
     same: ClassVar[str]
     of_queries: ClassVar[bool] = False  # whether it gives the gradient of q

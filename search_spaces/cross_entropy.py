@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from autotune.chips import MIB, Chip
@@ -55,6 +55,9 @@ class CrossEntropyKernel(Kernel):
     summary = "softmax cross-entropy of x @ w over a large vocabulary: losses, of logits that never leave VMEM"
     problem_type = CrossEntropyProblem
     problems = PROBLEMS
+    relatives: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "cross_entropy": {"block_m": "b_block_size", "block_n": "v_block_size", "block_k": "h_block_size"}
+    }
     sources = (
         "kernels.cross_entropy.pallas",
         "kernels.cross_entropy.reference",
@@ -222,6 +225,7 @@ class CrossEntropyKernel(Kernel):
 class _GradientKernel(CrossEntropyKernel):
     """What both gradients have in common."""
 
+    relatives = {}  # Others have their blocks in one table, with one set for both.
     sources = (*CrossEntropyKernel.sources, "kernels.cross_entropy.backward")
 
     def bind(self, problem: CrossEntropyProblem, config: Config, *, interpret: Any = False) -> Callable[..., Any]:

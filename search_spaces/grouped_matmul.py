@@ -54,6 +54,8 @@ class _GroupedKernel(Kernel):
         "kernels._compiler",
     )
 
+    relatives = {"gmm": {f"block_{side}": f"tile_{side}" for side in ("m", "n", "k")}}
+
     def space(self, problem: GroupedProblem, chip: Chip) -> Space:
         align = sublanes(problem.dtype)
         most = chip.vmem_bytes // (2 * LANES * DTYPE_BYTES[problem.dtype])

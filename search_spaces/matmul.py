@@ -34,6 +34,8 @@ class MatmulKernel(Kernel):
         "kernels._compiler",
     )
 
+    relatives = {"matmul": {f"block_{side}": side for side in ("m", "n", "k")}}
+
     def space(self, problem: MatmulProblem, chip: Chip) -> Space:
         params = [*tile_params(problem, chip), vmem_param(chip)]
         return Space(params, tile_constraints(problem, chip, model.vmem_lower_bound))

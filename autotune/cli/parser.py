@@ -76,6 +76,14 @@ def _add_tune(commands: Any) -> None:
         "--storage", metavar="URL", help="a path, journal:PATH, sqlite:///PATH or postgresql://… (a file in --results)"
     )
     parser.add_argument("--study", metavar="NAME", help="go on with this study (one derived from the other options)")
+    parser.add_argument(
+        "--start-from",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="another tuner's table, whose blocks are tried first: tokamax' caches, tpu-inference's tables",
+    )
     _add_pod(parser)
     _add_results(parser)
     _add_json(parser)
@@ -116,12 +124,14 @@ def _add_presets(commands: Any) -> None:
     parser = commands.add_parser("presets", help="list, show, check or measure the presets that a lookup would find")
     actions = (
         "list: one line each; show: all that is kept of each; check: whether a lookup takes them, they still compile "
-        "and still pay; confirm: measure the predicted ones of the attached device"
+        "and still pay; confirm: measure the predicted ones of the attached device; export: in another tuner's format"
     )
-    parser.add_argument("action", choices=("list", "show", "check", "confirm"), help=actions)
+    parser.add_argument("action", choices=("list", "show", "check", "confirm", "export"), help=actions)
     parser.add_argument("kernel", metavar="KERNEL", nargs="?", help="only this kernel's (all)")
     parser.add_argument("--target", metavar="T", help=f"only those of {one_of(CHIPS)} (all)")
     parser.add_argument("--quick", action="store_true", help="check: compile nothing")
+    parser.add_argument("--to", choices=("tokamax", "t4"), help="export: the format, tokamax' caches or kernel_tuner's")
+    parser.add_argument("--out", type=Path, default=Path("exported"), metavar="DIR", help="export: where to (exported)")
     _add_results(parser, default=None, text="this results folder instead of the search path")
     parser.add_argument("--jobs", type=_jobs, default=usable_cores(), metavar="N", help="workers (one a core)")
     _add_timeout(parser)

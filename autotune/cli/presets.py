@@ -1,17 +1,18 @@
-"""``autotune presets list|show|check|confirm``: what a lookup would find, and whether it still holds."""
+"""``autotune presets list|show|check|confirm|export``: what a lookup would find, and whether it still holds."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import os
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from autotune import presets, render
+from autotune import files, presets, render
 from autotune.chips import get_chip
 from autotune.cli.common import load_kernel, print_json, problem_label
-from autotune.errors import ResultsError, UsageError
+from autotune.errors import AutotuneError, ResultsError, UsageError, one_of
 from autotune.kernel import kernel_names
 from autotune.presets import Preset
 
@@ -29,6 +30,8 @@ def run(arguments: argparse.Namespace) -> int:
         from autotune.cli import check
 
         return check.run(found, broken, arguments)
+    if arguments.action == "export":
+        return _export(found, broken, arguments)
     if arguments.json:
         print_json([{"file": str(path), **preset.to_dict()} for path, preset in found])
     elif arguments.action == "list":
@@ -36,6 +39,8 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         for path, preset in found:
             print(f"{path}\n{json.dumps(preset.to_dict(), indent=1, ensure_ascii=False)}")
+            for name, text in _terms(preset).items():
+                print(f"{name}: {text}")
     if broken:  # The others are shown all the same.
         raise ResultsError("; ".join(map(str, broken)))
     return 0
@@ -60,6 +65,38 @@ def _presets(arguments: argparse.Namespace, broken: list[ResultsError]) -> Itera
             for preset in read:
                 if arguments.kernel in (None, preset.kernel) and wanted in (None, preset.device_kind):
                     yield path, preset
+
+
+def _terms(preset: Preset) -> dict[str, str]:
+    """The config as others write it; none of a kernel that is not installed, or of an older version's config."""
+    try:
+        kernel = load_kernel(preset.kernel)
+        problem = kernel.problem_type.from_dict(preset.problem)
+        config = kernel.space(problem, get_chip(preset.device_kind)).parse(preset.config)
+    except AutotuneError:
+        return {}
+    return dict(kernel.terms(problem, config))
+
+
+def _export(found: list[tuple[Path, Preset]], broken: list[ResultsError], arguments: argparse.Namespace) -> int:
+    from autotune.interop import FORMATS, export
+
+    if arguments.to is None:
+        raise UsageError(f"presets export: say which format with --to {one_of(FORMATS)}")
+    files.check_writable(arguments.out, f"--out {arguments.out}")
+    written, left_out = export(found, arguments.to, arguments.out)
+    if arguments.json:
+        print_json({"files": [str(path) for path in written], "left_out": left_out})
+    else:
+        out = render.console()
+        for path in written:
+            out.print(str(path), soft_wrap=True)
+        kinds = Counter(line.partition(": ")[2] for line in left_out)
+        for why, count in kinds.items():
+            out.print(f"{count} of {len(found)} presets left out: {why}", soft_wrap=True)
+    if broken:
+        raise ResultsError("; ".join(map(str, broken)))
+    return 0 if written else 1
 
 
 def _is_folder(folder: Path) -> bool:

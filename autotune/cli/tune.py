@@ -15,7 +15,7 @@ from autotune.engines._base import Task
 from autotune.errors import UnavailableError
 from autotune.foresight import predict
 from autotune.noise import Spread
-from autotune.outcome import Outcome
+from autotune.outcome import Config, Outcome
 from autotune.search import SearchSettings, StopReason
 from autotune.space import format_config
 from autotune.tuner import REFERENCE, REFUSALS_IN_A_ROW, TuneResult, check, tune
@@ -54,7 +54,8 @@ def _run(arguments: argparse.Namespace, pod: Pod | None) -> int:
     with kernel_code(task.kernel.name):
         _ = task.kernel.version
     check(task, settings)
-    result = _tune(task, arguments, settings, pod)
+    start = _start(task, arguments)
+    result = _tune(task, arguments, settings, pod, start)
     if arguments.json:
         print_json(result.to_dict())
     else:
@@ -62,7 +63,23 @@ def _run(arguments: argparse.Namespace, pod: Pod | None) -> int:
     return 0 if result.best is not None else 1
 
 
-def _tune(task: Task, arguments: argparse.Namespace, settings: SearchSettings, pod: Pod | None) -> TuneResult:
+def _start(task: Task, arguments: argparse.Namespace) -> tuple[Config, ...]:
+    """The configs that other tuners' tables give."""
+    if not arguments.start_from:
+        return ()
+    from autotune.interop import starting_configs
+
+    found = starting_configs(task, arguments.start_from)
+    render.console(stderr=True).print(
+        f"of {found.rows} rows of other tuners' tables, {len(found.configs)} configs fit the space and are tried first",
+        soft_wrap=True,
+    )
+    return found.configs
+
+
+def _tune(
+    task: Task, arguments: argparse.Namespace, settings: SearchSettings, pod: Pod | None, start: tuple[Config, ...]
+) -> TuneResult:
     from autotune.cli.progress import make_progress
 
     console, started = render.console(stderr=True), time.monotonic()
@@ -75,7 +92,7 @@ def _tune(task: Task, arguments: argparse.Namespace, settings: SearchSettings, p
         heading = [f"{task.kernel.name} {task.problem}", f"on {task.chip.name}, {engine.name} engine"]
         heading += [engine.notice] if engine.notice else []
         progress = stack.enter_context(make_progress(console, heading))
-        return tune(task, engine, settings, progress, started=started)
+        return tune(task, engine, settings, progress, start=start, started=started)
 
 
 def _predict_first(
@@ -211,7 +228,7 @@ def _facts(result: TuneResult) -> list[tuple[str, str]]:
     best = result.best
     assert best is not None
     outcome, validation = best.outcome, best.validation
-    facts = [("config", format_config(best.config))]
+    facts = [("config", format_config(best.config)), *result.terms.items()]
     if outcome.bound:
         parts = [f"{name} {render.milliseconds(value)}" for name, value in _parts(outcome) if value is not None]
         facts.append(("bound", f"{outcome.bound}" + (f" ({', '.join(parts)})" if parts else "")))

@@ -67,6 +67,11 @@ class TuneResult:
         """The least time the chip could take, in milliseconds; None where its figures are not known."""
         return self.task.kernel.cost(self.task.problem).roofline_ms(self.task.chip)
 
+    @property
+    def terms(self) -> dict[str, str]:
+        """The best config as others write it; see `Kernel.terms`."""
+        return dict(self.task.kernel.terms(self.task.problem, self.best.config)) if self.best else {}
+
     def speedup(self, baseline: str) -> float | None:
         """The baseline's time over the best; None where either is unknown."""
         if (ratio := self.ratio(baseline)) is not None:
@@ -97,6 +102,7 @@ class TuneResult:
                 "source": outcome.source,
                 "measured": outcome.measured,
                 "roofline_ms": self.roofline_ms,
+                **({"terms": self.terms} if self.terms else {}),
                 **({"peak_bytes": outcome.peak_bytes} if outcome.peak_bytes is not None else {}),
                 **({"collective_ms": outcome.collective_ms} if outcome.collective_ms is not None else {}),
             } | ({"interval_ms": outcome.interval_ms, "timer": outcome.timer} if outcome.measured else {})

@@ -155,6 +155,7 @@ class StockRaggedPagedKernel(_PagedKernel):
     problem_type = RaggedPagedProblem
     problems = RAGGED_PROBLEMS
     library = "ragged_paged_attention.kernel"
+    relatives = {"ragged_paged_attention": {"num_kv_pages_per_block": "pages", "num_queries_per_block": "queries"}}
 
     def space(self, problem: RaggedPagedProblem, chip: Chip) -> Space:
         powers = [1 << power for power in range(10)]

@@ -33,6 +33,7 @@ class StockMatmulKernel(StockKernel):
     problem_type = StockMatmulProblem
     problems = MATMUL_PROBLEMS
     library = "matmul"
+    relatives = {"matmul": {f"block_{side}": side for side in ("m", "n", "k")}}
 
     def space(self, problem: StockMatmulProblem, chip: Chip) -> Space:
         sizes = {"block_m": (problem.m, problem.row_tile), "block_n": (problem.n, LANES), "block_k": (problem.k, LANES)}
@@ -87,6 +88,7 @@ class StockGmmKernel(StockKernel, GroupedMatmulKernel):
     problem_type = StockGmmProblem
     problems = GMM_PROBLEMS
     library = "megablox.gmm"
+    relatives = {"gmm": {name: f"tile_{name[-1]}" for name in SIZES}}
 
     def space(self, problem: StockGmmProblem, chip: Chip) -> Space:
         params = [

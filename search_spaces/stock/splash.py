@@ -33,6 +33,10 @@ if TYPE_CHECKING:
     import jax
 
 
+# What the blocks of the forward pass are called in the backward one.
+BACKWARD = {"block_q": "block_q_dkv", "block_kv": "block_kv_dkv", "block_kv_compute": "block_kv_dkv_compute"}
+
+
 class StockSplashKernel(StockKernel, AttentionKernel):
     """Forward: ``make_splash_mha`` under `jax.vmap`."""
 
@@ -100,6 +104,15 @@ class StockSplashBwdKernel(StockSplashKernel):
 
     name = "stock_splash_bwd"
     summary = "JAX's splash attention, backward: fused or two kernels, their blocks of BlockSizes"
+
+    relatives = {
+        "attention_bwd": {
+            **{name: name for name in BACKWARD.values()},
+            "use_fused_bwd_kernel": True,
+            "block_q_dq": "block_q_dkv",
+            "block_kv_dq": "block_kv_dkv",
+        }
+    }
 
     def space(self, problem: SplashProblem, chip: Chip) -> Space:
         q, kv = block_sizes(problem.q_len), block_sizes(problem.kv_len)
@@ -197,9 +210,6 @@ class StockSplashBwdKernel(StockSplashKernel):
     def validation_problems(self, problem: SplashProblem, config: Config) -> list[SplashProblem]:
         pairs = {(config[f"block_q_{of}"], config[f"block_kv_{of}"]) for of in ("dkv", "dq")}
         return list(dict.fromkeys(small for pair in sorted(pairs) for small in few_of_each(problem, *pair)))
-
-
-BACKWARD = {"block_q": "block_q_dkv", "block_kv": "block_kv_dkv", "block_kv_compute": "block_kv_dkv_compute"}
 
 
 def _start(problem: SplashProblem) -> dict[str, int]:
