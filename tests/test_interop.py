@@ -48,7 +48,7 @@ def test_a_tokamax_cache_is_read(tmp_path):
     (row,) = read(write(tmp_path, cache((ATTENTION, BLOCKS))))
     assert row.op == "attention"
     assert row.sizes == {"batch": 4, "q_len": 4096, "heads": 64, "head_dim": 128, "kv_len": 4096, "kv_heads": 64}
-    assert row.blocks == {"block_q": 1024, "block_kv": 2048, "block_kv_compute": 512}
+    assert row.blocks == {**BLOCKS, "q_layout": "HEAD_DIM_MINOR"}
     assert row.time_ms == 1.5
 
 

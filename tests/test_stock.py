@@ -139,6 +139,17 @@ def test_flash_takes_as_many_kv_heads_and_aligned_lengths():
         FlashProblem(**{**SPLASH, "kv_heads": 4, "kv_len": 1024})
 
 
+@pytest.mark.parametrize("block_b", [1, 2, 4])
+def test_a_batch_in_blocks_is_validated_in_blocks(block_b):
+    kernel = get_kernel("stock_flash")
+    problem = SMALL["stock_flash"].replace({"batch": 4})
+    config = {"block_q": 128, "block_k_major": 256, "block_k": 128, "block_b": block_b}
+    assert kernel.space(problem, get_chip("v6e")).why_invalid(config) is None
+    small = kernel.validation_problems(problem, config)
+    assert [one.batch for one in small] == [block_b, min(2 * block_b, 4)]
+    assert all(one.batch % block_b == 0 for one in small)
+
+
 def test_a_fused_backward_pass_has_no_blocks_of_its_own_for_queries():
     kernel, problem, chip = get_kernel("stock_splash_bwd"), SMALL["stock_splash_bwd"], get_chip("v6e")
     space = kernel.space(problem, chip)

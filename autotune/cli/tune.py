@@ -138,7 +138,7 @@ def _show(result: TuneResult) -> None:
         return
     best, target = result.best, result.task.chip.name
     for label, text in _facts(result):
-        out.print(f"{label:<13}{text}", soft_wrap=True)
+        out.print(f"{label:<12} {text}", soft_wrap=True)
     source = render.provenance(best.outcome.source, target)
     by = f" by {best.outcome.timer}" if best.outcome.timer else ""
     out.print(f"\nTimes are {source}{by}.")

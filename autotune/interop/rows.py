@@ -6,6 +6,7 @@ import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from autotune.errors import ResultsError, UsageError
 
@@ -18,13 +19,13 @@ class Row:
         op: ``attention``, ``attention_bwd``, ``matmul``, ``gmm``, ``cross_entropy``, ``ragged_paged_attention``: what
             a kernel's `relatives` name.
         sizes: The instance, in the words of this project's problems, as far as the table says.
-        blocks: Block sizes, in the table's own words.
+        blocks: Block sizes, and what else its config has, in the table's own words.
         time_ms: What it took there, where the table says.
     """
 
     op: str
     sizes: Mapping[str, int]
-    blocks: Mapping[str, int]
+    blocks: Mapping[str, Any]
     time_ms: float | None = None
 
 

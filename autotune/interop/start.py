@@ -64,7 +64,7 @@ def _distance(theirs: Mapping[str, int], ours: Mapping[str, Any]) -> float:
     return sum(abs(math.log2(theirs[name] / ours[name])) for name in shared)
 
 
-def _config(space: Space, names: Mapping[str, Any], blocks: Mapping[str, int]) -> Config | None:
+def _config(space: Space, names: Mapping[str, Any], blocks: Mapping[str, Any]) -> Config | None:
     """The row's blocks under this kernel's names; None where the space has no such config."""
     fields = {name: blocks.get(value) if isinstance(value, str) else value for name, value in names.items()}
     if any(value is None or name not in space.params for name, value in fields.items()):
@@ -78,8 +78,10 @@ def _config(space: Space, names: Mapping[str, Any], blocks: Mapping[str, int]) -
 
 def _candidate(param: Param, value: Any) -> Any:
     """The candidate that a value is, or that is less than half an octave from a size; None where there is none."""
-    if param.kind is not int:
+    if param.kind is not int or value in param.candidates:
         return value if value in param.candidates else None
+    if type(value) is not int or value < 1:
+        return None
     apart = {candidate: abs(math.log2(candidate / value)) for candidate in param.candidates}
     nearest = min(apart, key=lambda candidate: apart[candidate])
     return nearest if apart[nearest] < 0.5 else None

@@ -31,7 +31,7 @@ _BLOCKS = {
     "gmm": ("tile_m", "tile_k", "tile_n"),
     "cross_entropy": ("b_block_size", "h_block_size", "v_block_size"),
 }
-HEAD_DIM_MINOR = 1
+_LAYOUTS = {1: "HEAD_DIM_MINOR", 2: "SEQ_MINOR"}
 
 
 def rows_of(document: Any, path: Path) -> list[Row]:
@@ -73,7 +73,12 @@ def _row(arguments: Mapping[str, Any], config: Mapping[str, Any], benchmark: Any
         return None
     times = benchmark.get("evaluation_times_ms") if isinstance(benchmark, Mapping) else None
     time_ms = statistics.median(times) if times else None
-    return Row(op, sizes, {name: config[name] for name in _BLOCKS[op]}, time_ms)
+    return Row(op, sizes, {name: _read(name, value) for name, value in config.items()}, time_ms)
+
+
+def _read(name: str, value: Any) -> Any:
+    """Layouts are numbers there."""
+    return _LAYOUTS.get(value) if name.endswith("_layout") else value
 
 
 def _mapping(text: Any) -> Mapping[str, Any]:
@@ -137,14 +142,16 @@ def cache_entry(op: str, problem: Mapping[str, Any], blocks: Mapping[str, Any]) 
     arguments = make(problem) if make is not None else None
     if arguments is None:
         return None
-    config = {name: blocks[name] for name in _BLOCKS[op]} | _REST.get(op, {})
+    numbers = {name: number for number, name in _LAYOUTS.items()}
+    config = {**_REST.get(op, {}), **blocks}
+    config = {name: numbers.get(value, value) if name.endswith("_layout") else value for name, value in config.items()}
     return json.dumps(arguments, separators=(",", ":")), json.dumps(config, separators=(",", ":"))
 
 
-# What else their configs have, as the kernels do that were tuned.
+# What else their configs have, where the kernel that was tuned has no such thing: as that kernel does.
 _REST: dict[str, dict[str, Any]] = {
     "attention": {
-        **dict.fromkeys(("q_layout", "k_layout", "v_layout"), HEAD_DIM_MINOR),
+        **dict.fromkeys(("q_layout", "k_layout", "v_layout"), "HEAD_DIM_MINOR"),
         "use_experimental_scheduler": False,
         "use_base2_exp": False,
     },

@@ -79,6 +79,36 @@ class FlashProblem(StockProblem, HeadsProblem):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class TokamaxAttentionProblem(StockProblem, HeadsProblem):
+    """tokamax' attention: causal or not, grouped queries, soft cap; arrays are ``[batch, length, heads, head_dim]``.
+
+    Attributes:
+        soft_cap: Scores s become soft_cap · tanh(s / soft_cap); None leaves them.
+    """
+
+    soft_cap: float | None = None
+
+    # What attention's cost model asks of a problem.
+    window: ClassVar[None] = None
+    packed: ClassVar[bool] = False
+
+    @property
+    def value_dim(self) -> int:
+        return self.head_dim
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What the reference takes as keyword arguments."""
+        return {"causal": self.causal, "soft_cap": self.soft_cap}
+
+    def check(self) -> None:
+        super().check()
+        _check_lengths(self)
+        if self.causal and self.q_len != self.kv_len:
+            raise UsageError(f"q_len={self.q_len}: with causal=true as long as kv_len={self.kv_len} in tokamax")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class StockGmmProblem(StockProblem, GroupedMatmulProblem):
     """megablox' gmm: ``out[i] = lhs[i] @ rhs[group of i]``, in lhs' dtype; every row has a group."""
 
@@ -181,6 +211,11 @@ SPLASH_PROBLEMS = {
 FLASH_PROBLEMS = {
     "jaxbench-4k": FlashProblem(**_heads(4096, 4, heads=64, kv_heads=64)),
     "mha-8k": FlashProblem(**_heads(8192, heads=32, kv_heads=32)),
+}
+TOKAMAX_ATTENTION_PROBLEMS = {
+    "llama3-8b-4k": TokamaxAttentionProblem(**_heads(4096, heads=32, kv_heads=8)),
+    "llama3-8b-8k": TokamaxAttentionProblem(**_heads(8192, heads=32, kv_heads=8)),
+    "llama3-70b-8k": TokamaxAttentionProblem(**_heads(8192, heads=64, kv_heads=8)),
 }
 GMM_PROBLEMS = {
     "jaxbench": StockGmmProblem(m=32768, groups=128, k=4096, n=1536, skew=0.0),

@@ -111,8 +111,9 @@ class StockFlashKernel(StockKernel):
         return model.estimate_ms(problem, sizes, chip)
 
     def validation_problems(self, problem: FlashProblem, config: Config) -> list[FlashProblem]:
-        few = few_of_each(problem, config["block_q"], config["block_k_major"])
-        return [small.replace({"batch": max(2, config["block_b"])}) if small.heads > 1 else small for small in few]
+        """As attention's, the batch in blocks too: one with a head alone, two with several where there are two."""
+        few, step = few_of_each(problem, config["block_q"], config["block_k_major"]), config["block_b"]
+        return [small.replace({"batch": min(small.batch * step, problem.batch)}) for small in few]
 
     def terms(self, problem: FlashProblem, config: Config) -> Mapping[str, str]:
         return {"BlockSizes": as_python("BlockSizes", config)}

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import jax
 
 LONGEST = 8192
-SIZES = {"tm": "block_m", "tk": "block_k", "tn": "block_n"}
+BLOCKS = {"m": "tm", "k": "tk", "n": "tn"}  # what megablox calls those of each side
 
 
 class StockMatmulKernel(StockKernel):
@@ -88,7 +88,7 @@ class StockGmmKernel(StockKernel, GroupedMatmulKernel):
     problem_type = StockGmmProblem
     problems = GMM_PROBLEMS
     library = "megablox.gmm"
-    relatives = {"gmm": {name: f"tile_{name[-1]}" for name in SIZES}}
+    relatives = {"gmm": {name: f"tile_{side}" for side, name in BLOCKS.items()}}
 
     def space(self, problem: StockGmmProblem, chip: Chip) -> Space:
         params = [
@@ -100,7 +100,7 @@ class StockGmmKernel(StockKernel, GroupedMatmulKernel):
             divides("tm", "m", problem.m, problem.row_tile),
             block_constraint("tk", "k", problem.k, LANES),
             block_constraint("tn", "n", problem.n, LANES),
-            fits(problem, chip, lambda config: grouped_model.vmem_lower_bound(problem, _named(config))),
+            fits(problem, chip, lambda config: grouped_model.vmem_lower_bound(problem, _tile(config))),
         ]
         return Space(params, constraints)
 
@@ -119,7 +119,8 @@ class StockGmmKernel(StockKernel, GroupedMatmulKernel):
 
     def baselines(self, problem: StockGmmProblem, chip: Chip) -> dict[str, Config]:
         """The library's tiling; rows of a group that are fewer than a tile's it multiplies in vain."""
-        return {"default": self.space(problem, chip).parse(dict.fromkeys(SIZES, LANES))}
+        tile = {name: min(getattr(problem, side), LANES) for side, name in BLOCKS.items()}
+        return {"default": self.space(problem, chip).parse(tile)}
 
     def heuristic(self, problem: StockGmmProblem, chip: Chip) -> Config:
         """The best estimate: the analytic one of the grouped matmul."""
@@ -127,12 +128,11 @@ class StockGmmKernel(StockKernel, GroupedMatmulKernel):
         return min(space, key=lambda config: self.estimate_ms(problem, config, chip))
 
     def estimate_ms(self, problem: StockGmmProblem, config: Config, chip: Chip) -> float:
-        named = _named(config)
-        return grouped_model.estimate_ms(problem, {**named, "block_m_compute": named["block_m"]}, chip, drhs=False)
+        return grouped_model.estimate_ms(problem, _tile(config), chip)
 
     def validation_problems(self, problem: StockGmmProblem, config: Config) -> list[StockGmmProblem]:
         """A few blocks each way, the last of k and of n uneven as on the problem; and uneven ones."""
-        blocks = {SIZES[name][-1]: size for name, size in config.items()}
+        blocks = {side: config[name] for side, name in BLOCKS.items()}
         sizes = {"k": problem.k, "n": problem.n}
         own = {field: min(size, few_blocks(size, blocks[field])) for field, size in sizes.items()}
         ragged = {field: blocks[field] + uneven(blocks[field]) // LANES * LANES for field in sizes}
@@ -148,6 +148,6 @@ def divisors(size: int, align: int, largest: int = LONGEST) -> tuple[int, ...]:
     return tuple(block for block in block_candidates(size, align, largest=largest) if size % block == 0)
 
 
-def _named(config: Config) -> dict[str, Any]:
+def _tile(config: Config) -> dict[str, int]:
     """In the words of this project's grouped matmul."""
-    return {SIZES[name]: size for name, size in config.items()}
+    return {f"block_{side}": config[name] for side, name in BLOCKS.items()}

@@ -77,7 +77,7 @@ class StockSplashKernel(StockKernel, AttentionKernel):
     def bind(self, problem: SplashProblem, config: Config, *, interpret: Any = False) -> Callable[..., Any]:
         from kernels.stock.splash import splash_forward
 
-        return _one_by_one(functools.partial(splash_forward, problem=problem, config=config), interpret)
+        return one_by_one(functools.partial(splash_forward, problem=problem, config=config), interpret)
 
     def baselines(self, problem: SplashProblem, chip: Chip) -> dict[str, Config]:
         """What the library takes where nothing is said, and what MaxText's configuration says."""
@@ -176,7 +176,7 @@ class StockSplashBwdKernel(StockSplashKernel):
     def bind(self, problem: SplashProblem, config: Config, *, interpret: Any = False) -> Callable[..., Any]:
         from kernels.stock.splash import splash_backward
 
-        return _one_by_one(functools.partial(splash_backward, problem=problem, config=config), interpret)
+        return one_by_one(functools.partial(splash_backward, problem=problem, config=config), interpret)
 
     def reference(self, problem: SplashProblem) -> Callable[..., Any]:
         from kernels.attention.reference import attention_bwd_reference
@@ -219,7 +219,7 @@ def _start(problem: SplashProblem) -> dict[str, int]:
     return {"block_q": longest(problem.q_len, cap), "block_kv": kv, "block_kv_compute": longest(kv, cap // 2)}
 
 
-def _one_by_one(function: Callable[..., Any], interpret: Any) -> Callable[..., Any]:
+def one_by_one(function: Callable[..., Any], interpret: Any) -> Callable[..., Any]:
     """In the interpreter, a sequence at a time: it knows no kernel with a dimension semantics under `jax.vmap`."""
     if not interpret:
         return function
