@@ -1,4 +1,4 @@
-"""Tunes JAX's splash and flash attention at JAXBench's size for a v6e, and prints what was found beside what others have.
+"""Tunes JAX's splash and flash attention at JAXBench's size for a v6e, and prints them beside what others have.
 
     python benchmarks/stock_attention.py [--trials 60] [--results DIR]
 

@@ -62,7 +62,7 @@ def test_what_depends_on_data_is_left_unknown():
     assert found(lambda x: kernel(x[0, :4].astype(jnp.int32), x), [X]) == [{}]
 
 
-@pytest.mark.parametrize("wrapped", ["vmap", "custom_vjp", "remat", "cond", "scan"])
+@pytest.mark.parametrize("wrapped", ["vmap", "custom_vjp", "custom_vmap", "remat", "cond", "scan"])
 def test_calls_inside_of_others(wrapped):
     table = jnp.arange(4, dtype=jnp.int32)
 
@@ -74,6 +74,9 @@ def test_calls_inside_of_others(wrapped):
     elif wrapped == "custom_vjp":
         function, x = jax.custom_vjp(plain), X
         function.defvjp(lambda x: (plain(x), None), lambda _, g: (g,))
+    elif wrapped == "custom_vmap":
+        function, x = jax.custom_batching.custom_vmap(plain), X
+        function.def_vmap(lambda size, batched, x: (plain(x), batched[0]))
     elif wrapped == "remat":
         function, x = jax.checkpoint(plain), X
     elif wrapped == "cond":

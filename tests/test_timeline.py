@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from autotune.chips import GIB, get_chip
 from autotune.engines._refusals import classify_compile_error
 from autotune.engines.compiler.schedule.scalar import UnresolvedError
-from autotune.engines.compiler.timeline import Interconnect, parse, walk
+from autotune.engines.compiler.timeline import Interconnect, awaited_bytes, parse, walk
 from autotune.engines.compiler.timeline.collectives import replica_groups
 from autotune.engines.compiler.timeline.ops import OpTime
 from autotune.outcome import Status
@@ -351,6 +351,38 @@ def test_groups_in_an_unknown_notation_are_refused():
         line = f"  ROOT %r = f32[8]{{0}} all-reduce(%p), channel_id=1, replica_groups={text}, to_apply=%add"
         with pytest.raises(UnresolvedError, match="unknown notation"):
             run(module(f"  %p = f32[8]{{0}} parameter(0)\n{line}"))
+
+
+COPIED = """
+  %p = f32[256,1024]{1,0:T(8,128)} parameter(0)
+  BETWEEN
+  %turn.call-start = (TYPES) call-start(%p), async_execution_thread="sparsecore", to_apply=%c
+  AFTER
+  ROOT %turn.call-done = f32[1024,256]{1,0:T(8,128)} call-done(%turn.call-start)
+"""
+ALSO = "%work = f32[8]{0:T(128)} fusion(%p), kind=kLoop, calls=%c"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "nbytes"),
+    [("", "", 2 * MIB), (ALSO, "", 2 * MIB), ("", ALSO, 0)],
+    ids=["alone", "before", "beside"],
+)
+def test_copies_by_other_cores_count_where_nothing_is_done_beside_them(before, after, nbytes):
+    types = "(f32[256,1024]{1,0:T(8,128)}, token[]), f32[1024,256]{1,0:T(8,128)}"
+    text = COPIED.replace("TYPES", types).replace("BETWEEN", before).replace("AFTER", after)
+    assert awaited_bytes(parse(module(text))) == nbytes
+
+
+def test_lines_of_a_kernels_own_metadata_do_not_end_a_computation():
+    text = """
+  %p = f32[8]{0} parameter(0)
+  %kernel = f32[8]{0} custom-call(%p), custom_call_target="tpu_custom_call", frontend_attributes={kernel_metadata={
+"block": "1024",
+}}, metadata={op_name="kernel"}
+  ROOT %out = f32[8]{0} fusion(%kernel), kind=kLoop, calls=%c
+"""
+    assert [one.name for one in parse(module(text)).entry] == ["p", "kernel", "out"]
 
 
 def test_a_program_that_is_not_scheduled_is_refused():

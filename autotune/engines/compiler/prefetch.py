@@ -22,7 +22,7 @@ RAGGED_DOT = "ragged_dot_general"  # XLA makes two kernels of it: the first take
 # What calls its jaxpr once, with its own operands.
 _CALLS = {
     "jit", "pjit", "closed_call", "core_call", "remat", "remat2", "checkpoint", "custom_jvp_call", "custom_vjp_call",
-    "custom_vjp_call_jaxpr", "shard_map",
+    "custom_vjp_call_jaxpr", "custom_vmap_call", "shard_map",
 }  # fmt: skip
 
 

@@ -16,13 +16,15 @@ from autotune.chips import DEFAULT_TARGET, Chip, get_chip
 from autotune.engines._refusals import classify_compile_error, text_of
 from autotune.engines.compiler.prefetch import steered_calls
 from autotune.engines.compiler.schedule import Timing, UnresolvedError, estimated_cycles, play_module, read_dumps
+from autotune.engines.compiler.schedule.core import HBM_EFFICIENCY
 from autotune.engines.compiler.support import DUMP_FOLDER
+from autotune.engines.compiler.timeline import awaited_bytes, parse
 from autotune.kernel import ArraySpec
 from autotune.outcome import Outcome, Source, Status
 
 _OVERHEAD_SHARE = 1.25  # beyond both bounds by this much, waits and step overheads hold the time up
 POSSIBLE = 0.98  # of the roofline: chip figures and schedules are no more exact than that
-_FOREIGN_NOTE = "without what other cores do (SparseCores, say): the program waits for them {} times"
+_FOREIGN_NOTE = "waits {} times for other cores (SparseCores), which are not played: copies count by their bytes"
 
 
 def warm_up() -> dict[str, str]:
@@ -97,9 +99,12 @@ def compile_for(
             cannot be followed; None where only XLA's own estimate of its fusions may be given then.
         options: Of XLA's compiler.
     """
-    sharding = jax.sharding.SingleDeviceSharding(target_device(chip))
+    device = target_device(chip)
+    sharding = jax.sharding.SingleDeviceSharding(device)
     specs = [jax.ShapeDtypeStruct(spec.shape, spec.dtype, sharding=sharding) for spec in arguments]
-    program = compile_program(jax.jit(function), specs, options)
+    # A library's code may ask which TPU it is traced for (`pltpu.get_tpu_info`).
+    with jax.sharding.use_abstract_mesh(jax.sharding.Mesh([device], ("device",)).abstract_mesh):
+        program = compile_program(jax.jit(function), specs, options)
     if isinstance(program, Outcome):
         return program
     seconds = program.seconds
@@ -108,7 +113,7 @@ def compile_for(
         timing = play_module(read_dumps(program.dumps), chip, calls)
         if timing.time_ms < POSSIBLE * roofline_ms:
             raise UnresolvedError(f"the schedule seems to take {timing.time_ms:.4g} ms, below the roofline")
-        return _predicted(timing, seconds)
+        return _predicted(_with_awaited(timing, program.compiled.as_text(), chip), seconds)
     except UnresolvedError as error:
         reason = str(error)
     except Exception as error:  # the player's own failure is not the config's: another libtpu may list otherwise
@@ -117,6 +122,19 @@ def compile_for(
         note, source = f"an analytic figure, because {reason}", Source.ANALYTIC
         return Outcome(Status.OK, time_ms=analytic_ms, source=source, compile_s=seconds, message=note)
     return _estimated_by_xla(program.compiled.as_text(), chip, roofline_ms, seconds, reason)
+
+
+def _with_awaited(timing: Timing, hlo: str, chip: Chip) -> Timing:
+    """The schedule's time, and that of the copies by other cores that it waits for: by their bytes."""
+    if not timing.foreign_waits or not (nbytes := awaited_bytes(parse(hlo))):
+        return timing
+    more_ms = nbytes / (HBM_EFFICIENCY * chip.hbm_gbps * 1e6)
+    return dataclasses.replace(
+        timing,
+        time_ms=timing.time_ms + more_ms,
+        memory_ms=timing.memory_ms + more_ms,
+        hbm_bytes=timing.hbm_bytes + nbytes,
+    )
 
 
 def _estimated_by_xla(hlo: str, chip: Chip, roofline_ms: float, compile_s: float, reason: str) -> Outcome:

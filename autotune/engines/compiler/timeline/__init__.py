@@ -3,6 +3,7 @@
 from autotune.engines.compiler.timeline.hlo import Array, Instruction, Module, parse
 from autotune.engines.compiler.timeline.interconnect import Interconnect
 from autotune.engines.compiler.timeline.ops import PALLAS, OpTime, OpTimes
+from autotune.engines.compiler.timeline.traffic import awaited_bytes
 from autotune.engines.compiler.timeline.walk import Timeline, walk
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "OpTime",
     "OpTimes",
     "Timeline",
+    "awaited_bytes",
     "parse",
     "walk",
 ]

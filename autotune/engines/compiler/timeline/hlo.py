@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from autotune.engines.compiler.schedule.scalar import UnresolvedError
 
 _HEAD = re.compile(r"^(?P<entry>ENTRY )?%(?P<name>[\w.\-]+) \(.*\{$")
+_END = re.compile(r"^\}(?:, execution_thread=.*)?$")  # A kernel's own metadata may have lines that begin alike.
 _NAME = re.compile(r"^\s*(?P<root>ROOT )?%(?P<name>[\w.\-]+) = ")
 _OPCODE = re.compile(r" ([\w\-]+)\(")
 _OPERAND = re.compile(r"%([\w.\-]+)")
@@ -147,7 +148,7 @@ def parse(text: str) -> Module:
         if head is None:
             if head := _HEAD.match(line):
                 lines, root = [], ""
-        elif line.startswith("}"):
+        elif _END.match(line):
             computation = Computation(head["name"], lines, root)
             computations[head["name"]] = computation
             entry = computation if head["entry"] else entry

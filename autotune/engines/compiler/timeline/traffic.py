@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from autotune.engines.compiler.timeline.hlo import Array, Computation, Instruction, Module
 
 _SLICES = ("dynamic-slice", "slice", "gather")
+_WORK = ("fusion", "custom-call", "convolution", "dot", "copy", "while", "conditional", "call")
+_PREPARES = ("PrepareAsyncCallStart", "PrepareAsyncCallDone", "AssumeGatherIndicesInBound")
 _SAME = ("bitcast", "reshape")  # no other bytes than those of what they name
 
 
@@ -21,6 +23,23 @@ def traffic_bytes(module: Module, computation: Computation, one: Instruction) ->
         if name not in one.operands[:place] and _in_hbm(array := _only(computation[name])):
             read += min(array.stored_bytes, _read(module, computation, one, name))
     return read + sum(_written(module, computation, one))
+
+
+def awaited_bytes(module: Module) -> int:
+    """Bytes that other cores (SparseCores, which copy and turn arrays) move while this one does nothing but wait.
+
+    Those of the entry computation whose end is awaited before anything else is begun; what runs beside them, and
+    they beside it, is not counted.
+    """
+    total, waiting = 0, {}
+    for one in module.entry:
+        if one.attribute("async_execution_thread") is not None and one.opcode.endswith("-start"):
+            waiting[one.name] = sum(array.stored_bytes for array in one.arrays if _in_hbm(array))
+        elif one.opcode.endswith("-done"):
+            total += sum(waiting.pop(name, 0) for name in one.operands)
+        elif one.opcode in _WORK and one.target not in _PREPARES:
+            waiting.clear()
+    return total
 
 
 def _only(one: Instruction) -> Array:
