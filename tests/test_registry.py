@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from autotune import kernel as registry
+from autotune import presets
 from autotune.errors import AutotuneError, UsageError
 from search_spaces.matmul import MatmulKernel
 
@@ -95,6 +96,10 @@ def test_broken_kernels_leave_the_others_alone(third_party, capsys):
             assert name in BROKEN
     assert loaded == len(names) - len(BROKEN)
     assert capsys.readouterr().out == ""  # b_prints printed, but not into a command's result
+
+
+def test_hosts_are_compared_whatever_cannot_be_loaded(third_party):
+    assert presets.digest("v5e") == presets.digest("TPU v5 lite")
 
 
 def test_a_version_that_cannot_be_had_says_why(third_party):

@@ -6,7 +6,7 @@ import hashlib
 import json
 
 from autotune.chips import get_chip
-from autotune.errors import ResultsError
+from autotune.errors import AutotuneError, ResultsError
 from autotune.kernel import get_kernel, kernel_names
 from autotune.presets import sources
 from autotune.presets.policy import current_policy
@@ -29,10 +29,18 @@ def digest(device_kind: str) -> str:
     kind = get_chip(device_kind).device_kind
     content = hashlib.sha256(repr((kind, sources.given_digest(), current_policy())).encode())
     for name in kernel_names():
-        content.update(f"{name} {get_kernel(name).version}".encode())
+        content.update(f"{name} {_version(name)}".encode())
         for one in sources.candidates(name, kind, sources.stamps(name, kind), ()):
             content.update(json.dumps([one.preset.to_dict(), one.priority[:3]], sort_keys=True).encode())
     return content.hexdigest()
+
+
+def _version(name: str) -> str:
+    """The kernel's; of one that cannot be used here (what it needs is not installed) that it cannot."""
+    try:
+        return get_kernel(name).version
+    except AutotuneError:
+        return "none"
 
 
 def check_hosts(device_kind: str | None = None) -> None:
