@@ -242,6 +242,14 @@ class StockRaggedPagedKernel(_PagedKernel):
         }
         return {"default": self.space(problem, chip).parse(sizes)}
 
+    def heuristic(self, problem: RaggedPagedProblem, chip: Chip) -> Config:
+        """Blocks that fit the default VMEM limit: what the kernel needs beside them no estimate knows."""
+        sizes = {
+            "num_kv_pages_per_block": min(problem.pages_per_seq, max(1, 512 // problem.page_size)),
+            "num_queries_per_block": min(problem.tokens, 32),
+        }
+        return self.space(problem, chip).parse(sizes)
+
     def cost(self, problem: RaggedPagedProblem) -> Cost:
         each = problem.tokens / problem.sequences
         pairs = problem.tokens * (problem.kv_len - (each - 1) / 2)
