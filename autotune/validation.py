@@ -126,7 +126,8 @@ def _validate_one(kernel: Kernel, problem: Any, config: Config, seed: int) -> Va
             inputs = kernel.make_inputs(problem, seed)
             lowered = jax.jit(kernel.bind(problem, config, interpret=interpret)).lower(*inputs)
             phase = Status.RUNTIME_ERROR
-            got = jax.tree.leaves(lowered.compile()(*inputs))
+            # A callback's error comes with the wait, and not with the call.
+            got = jax.tree.leaves(jax.block_until_ready(lowered.compile()(*inputs)))
             want, shapes = reference_results(kernel, problem, inputs)
         except Exception as error:
             pltpu.reset_tpu_interpret_mode_state()  # A run that stopped half way leaves its memory behind.

@@ -5,15 +5,28 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
+import jax
 import pytest
 
 from autotune import engines, kernel
 from tests.fakes import FakeEngine
 
 ROOT = Path(__file__).resolve().parent.parent
+
+# Most of the time of tests of numerics is XLA's, for the CPU; code that runs once need not be fast. The processes
+# that measure or compile for a TPU are children, which do not see this.
+jax.config.update("jax_disable_most_optimizations", True)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Slow tests end where their time does: ``SLOW_TESTS_UNTIL``, in seconds since 1970, is set by ``.ci/run``."""
+    until = os.environ.get("SLOW_TESTS_UNTIL")
+    if until and item.get_closest_marker("slow") and time.time() > float(until):
+        pytest.skip("NOT RUN: out of time (SLOW_TESTS_UNTIL)")
 
 
 @pytest.fixture(scope="session")

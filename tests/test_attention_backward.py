@@ -28,31 +28,38 @@ from tests.test_validation import NAN_MEMORY, REJECTED, rewrite
 BLOCKS = {"block_q": 128, "block_kv": 128}
 
 
-@settings(max_examples=1, deadline=None, derandomize=True, phases=[Phase.explicit, Phase.generate])
-@given(
-    q_len=st.integers(1, 300),
-    more=st.integers(0, 200),
-    group=st.integers(1, 3),
-    options=st.fixed_dictionaries(
+SHAPES = {
+    "q_len": st.integers(1, 300),
+    "more": st.integers(0, 200),
+    "group": st.integers(1, 3),
+    "options": st.fixed_dictionaries(
         {"causal": st.just(True), "soft_cap": st.sampled_from([None, 3.0])}, optional={"window": st.integers(1, 300)}
     ),
-    packed=st.booleans(),
-    dtype=st.sampled_from(["float32", "bfloat16"]),
-    backward=st.sampled_from(["split", "fused"]),
-)
+    "packed": st.booleans(),
+    "dtype": st.sampled_from(["float32", "bfloat16"]),
+    "backward": st.sampled_from(["split", "fused"]),
+}
+UNMASKED, CAPPED = {"causal": False}, {"causal": False, "soft_cap": 2.0}
+
+
+@pytest.mark.slow
+@settings(max_examples=6, deadline=None)
+@given(**SHAPES)
 @example(q_len=300, more=81, group=2, options={}, packed=False, dtype="float32", backward="split")
+@example(q_len=200, more=-130, group=1, options=CAPPED, packed=True, dtype="float32", backward="fused")
+def test_gradients_of_any_shape_are_those_of_the_reference(**shape):
+    check_against_the_reference(**shape)
+
+
+@settings(deadline=None, phases=[Phase.explicit])
+@given(**SHAPES)
 @example(q_len=300, more=81, group=1, options={"window": 150}, packed=True, dtype="bfloat16", backward="fused")
-@example(
-    q_len=200,
-    more=-130,
-    group=1,
-    options={"causal": False, "soft_cap": 2.0},
-    packed=True,
-    dtype="float32",
-    backward="fused",
-)
-@example(q_len=200, more=-130, group=1, options={"causal": False}, packed=False, dtype="float32", backward="split")
-def test_gradients_are_those_of_the_reference(q_len, more, group, options, packed, dtype, backward):
+@example(q_len=200, more=-130, group=1, options=UNMASKED, packed=False, dtype="float32", backward="split")
+def test_gradients_are_those_of_the_reference(**shape):
+    check_against_the_reference(**shape)
+
+
+def check_against_the_reference(q_len, more, group, options, packed, dtype, backward):
     q, k, v = arrays(q_len, q_len + more, heads=2 * group, kv_heads=2, dim=32, v_dim=48, dtype=dtype)
     weight = jax.random.normal(jax.random.key(more + 999), (*q.shape[:3], 48))
     ids = (some_segments(q_len, 4), some_segments(q_len + more, 3)) if packed else ()
@@ -72,8 +79,16 @@ def test_gradients_are_those_of_the_reference(q_len, more, group, options, packe
         assert off < (1e-5 if dtype == "float32" else 2e-2) * max(size, 1.0)  # one key alone has no gradient
 
 
-@pytest.mark.parametrize("target", ["v4", "v5e"])
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize(
+    ("target", "dtype"),
+    [
+        ("v4", "bfloat16"),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (("v4", "float32"), ("v5e", "bfloat16"), ("v5e", "float32"))
+        ),
+    ],
+)
 def test_the_longest_heads_whose_sums_are_said_to_fit_compile(target, dtype):
     """Where no preset is, training code takes the heuristic: it must compile."""
     kernel, chip = AttentionBwdKernel(), CHIPS[target]
@@ -183,7 +198,7 @@ def test_short_and_odd_lengths_compile(kernel, target):
     assert set(compile_all(kernel, target, configs)) == {"ok"}
 
 
-@pytest.mark.parametrize("window", [129, 250, 4097])
+@pytest.mark.parametrize("window", [*(pytest.param(n, marks=pytest.mark.slow) for n in (129, 250)), 4097])
 def test_windows_are_validated_as_wide_as_they_are(monkeypatch, window):
     """A right kernel passes; one whose softmax is wrong does not, even if the window's rest would hide it."""
     fields = {"window": window, "q_len": 8192, "kv_len": 8192, "heads": 1}

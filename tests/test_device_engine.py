@@ -171,6 +171,7 @@ def test_two_runs_do_not_measure_at_once(engine, task):
         open_engine("device", task, jobs=1, timeout_s=10)
 
 
+@pytest.mark.slow
 def test_a_run_over_all_of_them_goes_on_and_keeps_one_that_is_right(engine, task, tmp_path):
     engine.timeout_s = 5
     try:

@@ -88,6 +88,7 @@ def _finish(command: list[str], folder: Path, environment: dict[str, str], timeo
     assert done.returncode == 0, f"{block.page.name}:{block.line}:\n{done.stdout[-2000:]}\n{done.stderr[-3000:]}"
 
 
+@pytest.mark.slow
 def test_the_reference_has_every_public_module(tmp_path: Path):
     pytest.importorskip("pdoc", reason="the reference needs the extra [docs]")
     command = [sys.executable, "-W", "error", str(ROOT / "docs" / "build_reference.py"), str(tmp_path / "reference")]

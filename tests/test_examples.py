@@ -49,6 +49,7 @@ def leaves(workdir: Path, step: int) -> list[np.ndarray]:
     return [np.asarray(leaf) for leaf in jax.tree.leaves(state)]
 
 
+@pytest.mark.slow
 def test_a_run_in_two_parts_is_the_run_in_one_and_its_loss_falls(tmp_path, monkeypatch, capsys):
     here(monkeypatch, tmp_path, "--steps", "20", "--workdir", "whole")
     whole = losses(capsys.readouterr().out)

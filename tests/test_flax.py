@@ -86,6 +86,7 @@ def test_linen_attention_equals_flaxs_under_a_causal_mask():
     close(linen_results(ours, variables, x), linen_results(theirs, variables, x, mask=mask))
 
 
+@pytest.mark.slow
 def test_any_number_of_batch_dimensions_will_do():
     q, k = rows(6, 16, 4, 8), rows(6, 16, 2, 8, seed=1)
 
@@ -101,6 +102,7 @@ def test_any_number_of_batch_dimensions_will_do():
     close(*both(q, k))
 
 
+@pytest.mark.slow
 def test_padding_and_packing_equal_masks():
     """A mask of keys and `Segments` are taken as masks are by Flax; fewer queries than keys."""
     q, k, v = rows(3, 16, 4, 8), rows(3, 20, 2, 8, seed=1), rows(3, 20, 2, 8, seed=2)

@@ -245,7 +245,8 @@ def test_the_gradients_have_the_models_sizes():
     assert BACKWARD.problems == PROBLEMS
 
 
-@pytest.mark.parametrize("target", [pytest.param("v4", marks=pytest.mark.slow), "v5e"])
+@pytest.mark.slow
+@pytest.mark.parametrize("target", ["v4", "v5e"])
 def test_heuristics_of_the_gradients_compile_within_16_mib(target):
     texts = ["m=2048,n=2048,k=2048", "m=500,n=300,k=700", "m=1024,n=1024,k=1024,dtype=float32"]
     for kernel in (BACKWARD, DX):

@@ -254,7 +254,7 @@ def instance(kernel, problem, config):
 @pytest.mark.parametrize(
     ("kernel", "problem", "config"),
     [
-        (PRODUCT, {}, {"block_m_compute": 16}),
+        pytest.param(PRODUCT, {}, {"block_m_compute": 16}, marks=pytest.mark.slow),
         pytest.param(DRHS, {"dtype": "bfloat16"}, {**EARLY, "block_k": 128}, marks=pytest.mark.slow),
         pytest.param(PRODUCT, {"k": 256}, EARLY, marks=pytest.mark.slow),
         pytest.param(PRODUCT, {"transpose_rhs": True, "dtype": "bfloat16"}, {}, marks=pytest.mark.slow),

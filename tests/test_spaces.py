@@ -297,6 +297,7 @@ def test_programs_do_not_depend_on_the_default_precision(name, dtype):
         jax.clear_caches()
 
 
+@pytest.mark.slow
 def test_the_smallest_chip_refuses_and_takes_what_it_should():
     """v4 has no more VMEM than kernels may use: it says so in other words."""
     kernel, chip = KERNELS["matmul"], CHIPS["v4"]

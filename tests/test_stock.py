@@ -233,6 +233,7 @@ def test_what_the_interpreter_cannot_run_is_said_and_refused():
     assert "can be predicted, but not shown right" in verdict.message
 
 
+@pytest.mark.slow
 def test_the_ragged_reference_is_the_librarys_own():
     from jax.experimental.pallas.ops.tpu.ragged_paged_attention import ref_ragged_paged_attention
 
