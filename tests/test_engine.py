@@ -50,7 +50,8 @@ def test_every_target_gives_a_schedule_near_the_roofline(target):
     assert large.source is Source.SCHEDULE, large.message
     assert not large.measured
     roofline = task.kernel.cost(task.problem).roofline_ms(task.chip)
-    assert roofline <= large.compute_ms <= 1.3 * roofline
+    slower = 2.2 / 1.9 if target == "v7x" else 1  # its peak is that of a clock at which no program runs
+    assert roofline <= large.compute_ms <= 1.3 * slower * roofline
     assert max(large.compute_ms, large.memory_ms) <= large.time_ms
     assert small.time_ms > 3 * large.time_ms
     assert large.provenance["target"] == target

@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import importlib.resources
+import importlib.util
 from typing import Any
 
 from autotune.errors import UsageError, one_of
@@ -41,6 +42,7 @@ class Table:
         sweep: Whether all rows are configs of one problem, so that picking the best of them means something.
         pairs: The column whose equal values mark rows before and after one change (see the column ``which``).
         slow: Takes minutes: predicted with ``--all`` or when it is named.
+        needs: The package that holds the kernel that was timed, where that is none of the project's dependencies.
         note: What a reader must know of how it was measured.
     """
 
@@ -52,12 +54,18 @@ class Table:
     sweep: bool = False
     pairs: str | None = None
     slow: bool = False
+    needs: str | None = None
     note: str = ""
 
     @property
     def source(self) -> str:
         """Repository and file, as the data file names them."""
         return self._lines()[0].removeprefix("#").strip()
+
+    @property
+    def installed(self) -> bool:
+        """Whether what it `needs` is there."""
+        return self.needs is None or importlib.util.find_spec(self.needs) is not None
 
     def rows(self) -> list[Row]:
         """Every measurement, in the file's order."""
@@ -83,6 +91,7 @@ def _value(text: str) -> int | float | str:
 
 HALF_CHIP = "Times are of one TensorCore, half a chip."
 MEAN = "Rows whose losses are averaged; those that sum them run the same program but for one division."
+TOKAMAX = "tokamax' own kernel with the transposes around it (pip install tokamax); rows in bfloat16 without residuals."
 PLAIN = "Rows in bfloat16 with a causal mask, as many heads of keys as of queries, and nothing else asked for."
 
 _TABLES = (
@@ -96,26 +105,39 @@ _TABLES = (
         "jaxbench:xla",
         note="The workloads made of products with elementwise or row-wise epilogues, and two of attention.",
     ),
-    Table("tokamax_lce_pallas_v7x", "v7x", "loss:fused", fitted=True, slow=True, note=f"{HALF_CHIP} {MEAN}"),
-    Table("tokamax_lce_xla_v7x", "v7x", "loss:xla", slow=True, note=f"{HALF_CHIP} {MEAN}"),
+    Table("tokamax_lce_pallas_v7x", "v7x", "loss:fused", slow=True, note=f"{HALF_CHIP} {MEAN}"),
+    Table("tokamax_lce_xla_v7x", "v7x", "loss:xla", fitted=True, slow=True, note=f"{HALF_CHIP} {MEAN}"),
     Table("tokamax_lce_xla_v6e", "v6e", "loss:xla", slow=True, note=MEAN),
     Table("tokamax_attention_xla_v5p", "v5p", "attention:xla", slow=True, note=PLAIN),
     Table("tokamax_attention_xla_v6e", "v6e", "attention:xla", slow=True, note=PLAIN),
-    Table("tokamax_attention_xla_v7x", "v7x", "attention:xla", slow=True, note=f"{HALF_CHIP} {PLAIN}"),
+    Table("tokamax_attention_xla_v7x", "v7x", "attention:xla", fitted=True, slow=True, note=f"{HALF_CHIP} {PLAIN}"),
+    Table("tokamax_attention_pallas_v5p", "v5p", "attention:tokamax", slow=True, needs="tokamax", note=TOKAMAX),
+    Table("tokamax_attention_pallas_v6e", "v6e", "attention:tokamax", slow=True, needs="tokamax", note=TOKAMAX),
+    Table(
+        "tokamax_attention_pallas_v7x",
+        "v7x",
+        "attention:tokamax",
+        fitted=True,
+        slow=True,
+        needs="tokamax",
+        note=f"{HALF_CHIP} {TOKAMAX}",
+    ),
 )
 
 TABLES: dict[str, Table] = {table.name: table for table in _TABLES}
 
 
 def select(names: list[str], *, everything: bool = False) -> list[Table]:
-    """The tables called `names`; without names those that are quick, or all of them.
+    """The tables called `names`; without names those that are quick, or all whose kernels are installed.
 
     Raises:
-        UsageError: For a name that is not there.
+        UsageError: For a name that is not there, or whose kernel is not installed.
     """
     for name in names:
         if name not in TABLES:
             raise UsageError(f"unknown table {name!r}: use {one_of(TABLES)}")
+        if not TABLES[name].installed:
+            raise UsageError(f"table {name!r} predicts a kernel of another package: pip install {TABLES[name].needs}")
     if names:
         return [TABLES[name] for name in dict.fromkeys(names)]
-    return [table for table in _TABLES if everything or not table.slow]
+    return [table for table in _TABLES if table.installed and (everything or not table.slow)]

@@ -71,13 +71,17 @@ def _show(results: Sequence[Result], arguments: argparse.Namespace) -> None:
     out.print("\n".join(LEGEND), soft_wrap=True)
     for result in results:
         _explain(result, out, rows=arguments.rows)
-    left_out = [name for name, table in TABLES.items() if table.slow and name not in _names(results)]
-    if left_out and not arguments.tables:
-        out.print(f"Left out because they take minutes; --all predicts them too: {', '.join(left_out)}.")
+    if not arguments.tables:
+        _name_the_others({result.table.name for result in results}, out)
 
 
-def _names(results: Sequence[Result]) -> set[str]:
-    return {result.table.name for result in results}
+def _name_the_others(shown: set[str], out: Any) -> None:
+    left_out = [table for name, table in TABLES.items() if name not in shown]
+    if slow := [table.name for table in left_out if table.installed]:
+        out.print(f"Left out because they take minutes; --all predicts them too: {', '.join(slow)}.")
+    for package in dict.fromkeys(table.needs for table in left_out if not table.installed):
+        names = ", ".join(table.name for table in left_out if table.needs == package)
+        out.print(f"Left out because {package} is not installed (pip install {package}): {names}.")
 
 
 def _figures(result: Result) -> list[str]:

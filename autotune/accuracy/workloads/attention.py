@@ -1,4 +1,4 @@
-"""Attention as XLA compiles it from plain JAX."""
+"""Attention as XLA compiles it from plain JAX, and as tokamax' kernel does it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,10 @@ import jax.numpy as jnp
 
 from autotune.accuracy.workloads._program import Program, spec
 from autotune.chips import Chip
+from autotune.kernel import get_kernel
+
+BLOCKS = ("block_q", "block_kv", "block_kv_compute")
+LAYOUTS = ("q_layout", "k_layout", "v_layout")
 
 
 def xla(row: Mapping[str, Any], chip: Chip) -> Program:
@@ -28,3 +32,19 @@ def xla(row: Mapping[str, Any], chip: Chip) -> Program:
         return mixed.astype(q.dtype)
 
     return Program(function, (spec(row["q"]), spec(row["k"]), spec(row["v"])))
+
+
+def tokamax(row: Mapping[str, Any], chip: Chip) -> Program:
+    """The registered kernel ``tokamax_attention`` with the row's config.
+
+    Raises:
+        ImportError: tokamax is not installed.
+    """
+    kernel = get_kernel("tokamax_attention")
+    (batch, q_len, heads, head_dim), (_, kv_len, kv_heads, _) = spec(row["q"]).shape, spec(row["k"]).shape
+    fields = {"batch": batch, "heads": heads, "kv_heads": kv_heads, "q_len": q_len, "kv_len": kv_len}
+    fields |= {"head_dim": head_dim, "causal": row["causal"] == "true"}
+    problem = kernel.problem_type.from_dict({**fields, "dtype": "bfloat16"})
+    config = {name: row[name] for name in (*BLOCKS, *LAYOUTS)}
+    config |= {"use_experimental_scheduler": row["use_experimental_scheduler"] == "true", "use_base2_exp": True}
+    return Program(kernel.bind(problem, config), kernel.arguments(problem))

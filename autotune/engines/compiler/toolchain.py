@@ -16,7 +16,7 @@ from autotune.chips import DEFAULT_TARGET, Chip, get_chip
 from autotune.engines._refusals import classify_compile_error, text_of
 from autotune.engines.compiler.prefetch import steered_calls
 from autotune.engines.compiler.schedule import Timing, UnresolvedError, estimated_cycles, play_module, read_dumps
-from autotune.engines.compiler.schedule.core import HBM_EFFICIENCY
+from autotune.engines.compiler.schedule.core import SPARSE_CORE_EFFICIENCY
 from autotune.engines.compiler.support import DUMP_FOLDER
 from autotune.engines.compiler.timeline import awaited_bytes, parse
 from autotune.kernel import ArraySpec
@@ -24,7 +24,7 @@ from autotune.outcome import Outcome, Source, Status
 
 _OVERHEAD_SHARE = 1.25  # beyond both bounds by this much, waits and step overheads hold the time up
 POSSIBLE = 0.98  # of the roofline: chip figures and schedules are no more exact than that
-_FOREIGN_NOTE = "waits {} times for other cores (SparseCores), which are not played: copies count by their bytes"
+_FOREIGN_NOTE = "waits {} times for other cores (SparseCores), which are not played: their copies count by bytes"
 
 
 def warm_up() -> dict[str, str]:
@@ -125,10 +125,10 @@ def compile_for(
 
 
 def _with_awaited(timing: Timing, hlo: str, chip: Chip) -> Timing:
-    """The schedule's time, and that of the copies by other cores that it waits for: by their bytes."""
+    """The schedule's time, and that of the copies by SparseCores that it waits for, at their rate."""
     if not timing.foreign_waits or not (nbytes := awaited_bytes(parse(hlo))):
         return timing
-    more_ms = nbytes / (HBM_EFFICIENCY * chip.hbm_gbps * 1e6)
+    more_ms = nbytes / (SPARSE_CORE_EFFICIENCY * chip.hbm_gbps * 1e6)
     return dataclasses.replace(
         timing,
         time_ms=timing.time_ms + more_ms,

@@ -33,8 +33,7 @@ class Core:
     one_write_efficiency: float | None = None
 
 
-# 8 rows of 32 bits take 8 cycles at 1 row a cycle; at 2 rows a cycle 5 and not 4, fitted on v7x to a fused
-# cross-entropy in 34 shapes and taken over by v6e. (libtpu's own walk charges them more than 4 on v6e, too.)
+# 8 rows of 32 bits take 8 cycles at 1 row a cycle and 4 at 2; libtpu's own walk charges them more than 4 on v6e.
 CORES = {
     "v4": Core(delay_slots=1, cycles_per_push=16, cycles_per_float32_push=8, granule_bytes=512),
     "v5e": Core(
@@ -42,7 +41,7 @@ CORES = {
     ),
     "v5p": Core(delay_slots=4, cycles_per_push=16, cycles_per_float32_push=8),
     "v6e": Core(delay_slots=4, cycles_per_push=8, cycles_per_float32_push=5),
-    "v7x": Core(delay_slots=6, cycles_per_push=8, cycles_per_float32_push=5, folds_slots=True),
+    "v7x": Core(delay_slots=6, cycles_per_push=8, cycles_per_float32_push=4, folds_slots=True),
 }
 
 # Fitted on v5e, like its limit of a single write, to matmul 8192x8192x8192 in 63 block sizes and an elementwise
@@ -50,6 +49,8 @@ CORES = {
 # The limit is not taken over: with it, XLA's attention on v5p, v6e and v7x, bound by what it writes, would come
 # out 25 to 40% too slow; without it, it is right within 5 to 9%.
 HBM_EFFICIENCY = 0.916
+# What SparseCores reach when they copy or turn an array: fitted on v7x, on attention in ten shapes.
+SPARSE_CORE_EFFICIENCY = 0.33
 READ_LATENCY_NS = 491.0
 WRITE_LATENCY_NS = 236.0
 ROW_NS = 0.31
