@@ -213,7 +213,8 @@ def other_chip(platform: str, device_kind: str) -> Chip:
 
 def get_chip(target: str) -> Chip:
     """The chip named `target` (``v5e``, ``cpu``) or of that device kind (``TPU v5 lite``, ``NVIDIA H200``)."""
-    if (chip := find_chip(target)) is None:
+    chip = find_chip(target) if isinstance(target, str) else None
+    if chip is None:
         raise UsageError(f"unknown target {target!r}: use {one_of(CHIPS)}")
     return chip
 

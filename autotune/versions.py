@@ -31,7 +31,7 @@ def deciding(platform: str) -> dict[str, str]:
 
 
 def installed() -> dict[str, str]:
-    """Package to version, and ``schedule`` to a hash of the code that plays one; what is not installed is left out."""
+    """Package to version, and ``schedule`` to a hash of what plays one; what is not installed is left out."""
     found = {}
     for package in PACKAGES:
         try:
@@ -43,7 +43,9 @@ def installed() -> dict[str, str]:
 
 @functools.cache
 def _schedule_hash() -> str:
-    compiler = importlib.resources.files("autotune.engines.compiler")
-    files = (file for room in ("schedule", "timeline") for file in compiler.joinpath(room).iterdir())
+    package = importlib.resources.files("autotune")
+    compiler = package.joinpath("engines", "compiler")
+    files = [file for room in ("schedule", "timeline") for file in compiler.joinpath(room).iterdir()]
+    files.append(package.joinpath("chips.py"))  # The clocks and bandwidths that it plays at.
     sources = sorted((file.name, file.read_bytes()) for file in files if file.name.endswith(".py"))
     return hashlib.sha256(repr(sources).encode()).hexdigest()[:8]

@@ -80,6 +80,9 @@ BAD = [
     ("report toy", "no presets for toy", "python -m autotune toy"),
     ("presets eat", "eat", "list"),
     ("presets list --results nowhere", "nowhere", ""),
+    ("presets list --quick", "--quick", "see autotune presets --help"),
+    ("presets export --to csv toy", "csv", "tokamax"),
+    ("presets export toy", "--to", "tokamax or t4"),
 ]
 
 
@@ -301,10 +304,26 @@ def test_presets_list_show_and_check(fake_engine, project, capfd, monkeypatch):
     assert json.loads(capfd.readouterr().out)[0]["kernel"] == "toy"
     assert main(["presets", "show", "toy", "--results", "results"]) == 0
     assert '"max_rel_error": 0.001' in capfd.readouterr().out
+    assert main(["presets", "export", "--to", "t4", "toy", "--results", "results", "--out", "t4"]) == 0
+    assert Path(capfd.readouterr().out.strip()).parts[0] == "t4"
     path = project / "results" / "presets" / "tpu_v5_lite" / "toy.json"
     path.write_text(path.read_text().replace('"block_m": ', '"block_m": 7'))
     assert main(["presets", "check", "--results", "results"]) == 1
     assert "must divide m" in capfd.readouterr().out
+
+
+def test_counting_says_how_far_it_is_where_there_is_no_terminal(monkeypatch, capfd):
+    from autotune.cli import progress
+
+    with progress.counting("rows", 3) as advance:
+        advance()
+    assert capfd.readouterr().err == ""  # Nothing of what is quick.
+    monkeypatch.setattr(progress, "LINE_EVERY_S", 0.0)
+    with progress.counting("rows", 3) as advance:
+        for _ in range(3):
+            advance()
+    lines = capfd.readouterr().err.splitlines()
+    assert [line.split(",")[0] for line in lines] == ["1/3 rows", "2/3 rows"]  # The end is the result's to say.
 
 
 def test_doctor_says_what_is_here_and_what_is_missing(capfd, monkeypatch):

@@ -18,6 +18,7 @@ from autotune.chips import get_chip
 from autotune.cli import main
 from autotune.errors import ResultsError, UsageError
 from autotune.kernel import get_kernel
+from autotune.outcome import Source
 from autotune.presets import Preset
 from autotune.report import write_reports
 from autotune.search import SearchSettings
@@ -49,7 +50,7 @@ def project(tmp_path, monkeypatch) -> Path:
     """An empty project folder, the only place where presets are."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("AUTOTUNE_PRESETS", raising=False)
-    presets.resolve._warn_once.cache_clear()
+    presets.notice.warn_once.cache_clear()
     return tmp_path
 
 
@@ -99,7 +100,7 @@ def test_one_readable_file_per_device_kind_and_kernel():
         (preset(1.0, method="analytic"), preset(2.0), True),
         (preset(1.0), preset(2.0, versions={"kernel": "newer"}), True),
         (preset(1.0, validation=None), preset(2.0), True),
-        (preset(1.0, validation={"status": "wrong_result"}, source="measured"), preset(2.0), True),
+        (preset(1.0, validation={"status": "wrong_result"}, source="measured", method="device"), preset(2.0), True),
         (preset(1.0, baselines={"xla": {"status": "crash"}}), preset(1.0, baselines={"xla": {"time_ms": 3.0}}), True),
     ],
 )
@@ -308,6 +309,22 @@ def test_a_malformed_field_is_said_before_a_search_or_does_no_harm_after_it(fiel
         presets.save(path, preset(0.1))
         assert presets.read(path)[-1].time_ms == 0.1
     capfd.readouterr()
+
+
+@pytest.mark.parametrize("source", ["predicted", "measured"])
+@pytest.mark.parametrize("method", [source.value for source in Source])
+def test_only_what_a_device_timed_is_a_measurement(source, method, capfd):
+    """A file may be written by hand or by another tool: it is not believed against itself."""
+    path = presets.preset_path(Path("results/presets"), V5E, "toy")
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps([{**SOUND, "source": source, "method": method}]))
+    if (source == "measured") == (method == "device"):
+        assert presets.read(path)[0].measured == (method == "device")
+        return
+    with pytest.raises(ResultsError, match=f"source {source} and method {method} contradict each other"):
+        presets.lookup(KERNEL, {"m": 2048, "n": 2048}, device_kind=V5E)
+    assert main(["presets", "list", "--results", "results"]) == 2
+    assert "contradict each other" in capfd.readouterr().err
 
 
 def test_fields_of_a_newer_version_survive_a_rewrite():

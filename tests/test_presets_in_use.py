@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -122,12 +123,73 @@ def test_the_environment_says_the_policy(text, how, monkeypatch):
         ("AUTOTUNE_ON_MISS", "later"),
         ("AUTOTUNE_ON_MISS", "tune:soon"),
         ("AUTOTUNE_ON_MISS", "tune:0"),
+        ("AUTOTUNE_ON_MISS", "tune:nan"),
     ],
 )
-def test_a_wrong_setting_is_said(name, text, monkeypatch):
+@pytest.mark.parametrize("ask", [ASK, {"m": 256, "n": 256}])
+def test_a_wrong_setting_is_said_by_name_whatever_is_looked_up(name, text, ask, monkeypatch):
+    keep(preset())
     monkeypatch.setenv(name, text)
-    with pytest.raises(UsageError):
-        presets.lookup(KERNEL, {"m": 256, "n": 256}, device_kind=V5E)
+    with pytest.raises(UsageError, match=re.escape(f"${name}={text}: must be as in ")):
+        presets.lookup(KERNEL, ask, device_kind=V5E)
+
+
+def test_places_of_the_environment_that_are_none_are_said(tmp_path, monkeypatch):
+    """Presets that training asked for by name and did not get cost it time that nobody sees."""
+    keep(preset())
+    monkeypatch.setenv("AUTOTUNE_PRESETS", str(tmp_path / "mistyped"))
+    with pytest.warns(presets.PresetWarning, match=r"\$AUTOTUNE_PRESETS: .*mistyped does not exist"):
+        assert presets.lookup(KERNEL, ASK, device_kind=V5E) == CONFIG
+    script = tmp_path / "config.py"
+    script.write_text("")
+    monkeypatch.setenv("AUTOTUNE_PRESETS", str(script))
+    with pytest.raises(ResultsError, match=r"config\.py is no presets folder, and no file of presets \(\.json\)"):
+        presets.lookup(KERNEL, ASK, device_kind=V5E)
+
+
+def test_a_place_of_the_environment_may_be_in_the_home_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("AUTOTUNE_PRESETS", "~/mine")
+    keep(preset(config={**CONFIG, "mode": "a"}), tmp_path / "mine")
+    assert presets.lookup(KERNEL, ASK, device_kind=V5E)["mode"] == "a"
+
+
+def test_a_file_that_is_there_and_cannot_be_opened_is_not_taken_for_none():
+    path = keep(preset())
+    path.unlink()
+    path.symlink_to(path.name)
+    with pytest.raises(ResultsError, match=r"toy\.json cannot be read as presets \(.*links.*\)"):
+        presets.lookup(KERNEL, ASK, device_kind=V5E)
+
+
+def test_a_file_where_a_folder_of_presets_should_be_is_said():
+    folder = Path("results/presets")
+    folder.mkdir(parents=True)
+    (folder / "tpu_v5_lite").write_text("")
+    with pytest.raises(ResultsError, match=r"toy\.json cannot be read as presets \(Not a directory\)"):
+        presets.lookup(KERNEL, ASK, device_kind=V5E)
+
+
+@pytest.mark.parametrize("given", [None, 5, {"toy": None}, {"toy": "abc"}, {5: CONFIG}, ["toy"]])
+def test_using_what_is_no_config_is_said_with_what_would_be(given):
+    with pytest.raises(UsageError, match="kernel name to config"), presets.using(given):
+        pass
+
+
+def test_using_a_mistyped_kernel_is_said():
+    said = "no kernel 'atention'; did you mean 'attention'"
+    with pytest.warns(presets.PresetWarning, match=said), presets.using({"atention": {}}):
+        pass
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with presets.using({"my_own_function": {"rows": 8}}):
+            pass
+
+
+@pytest.mark.parametrize("kind", [None, 7, "", "TPU"])
+def test_a_device_kind_that_is_none_is_said(kind):
+    with pytest.raises(UsageError, match="unknown target"):
+        presets.lookup(KERNEL, ASK, device_kind=kind)
 
 
 @pytest.fixture
@@ -254,6 +316,10 @@ def test_two_processes_that_write_at_once_lose_nothing(seconds, tmp_path):
 BROKEN = {
     "cut in the middle": lambda text: text[: len(text) // 2],
     "a wrong type": lambda text: text.replace('"time_ms": 1.0', '"time_ms": "fast"'),
+    "empty": lambda text: "",
+    "a prediction that calls itself a measurement": lambda text: text.replace(
+        '"source": "predicted"', '"source": "measured", "method": "schedule"'
+    ),
     "an unknown version": lambda text: text.replace('"kernel":', '"format": 99, "kernel":'),
 }
 

@@ -11,6 +11,7 @@ from autotune.accuracy.plot import check_plot, write_plot
 from autotune.accuracy.run import Result, predict_tables
 from autotune.accuracy.tables import TABLES, Table, select
 from autotune.cli.common import print_json, reserved_stdout
+from autotune.cli.progress import counting
 
 FIGURES = ("rows", "ρ", "τ", "top 1", "top 5", "ratio", "error")
 LEGEND = (
@@ -44,17 +45,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _predict(tables: Sequence[Table], arguments: argparse.Namespace) -> list[Result]:
-    from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (TextColumn("rows"), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=render.console(stderr=True), transient=True) as progress:
-        bar = progress.add_task("rows", total=sum(len(table.rows()) for table in tables))
-        return predict_tables(
-            tables,
-            jobs=arguments.jobs,
-            timeout_s=arguments.timeout,
-            on_row=lambda: progress.advance(bar),
-        )
+    with counting("rows", sum(len(table.rows()) for table in tables)) as advance:
+        return predict_tables(tables, jobs=arguments.jobs, timeout_s=arguments.timeout, on_row=advance)
 
 
 def _show(results: Sequence[Result], arguments: argparse.Namespace) -> None:

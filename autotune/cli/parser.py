@@ -18,6 +18,13 @@ TUNE = "tune"
 LONGEST_S = 7 * 24 * 3600  # What waits longer than a week is a mistake, and what waits much longer overflows.
 MOST_JOBS = 1024
 SEEDS = 2**32  # numpy's generators take no more.
+PRESETS_ACTIONS = {
+    "list": "one line each",
+    "show": "all that is kept of each",
+    "check": "whether a lookup takes them, they still compile, and still pay",
+    "confirm": "measure the predicted ones of the attached device",
+    "export": "write them in another tuner's format",
+}
 
 
 class _Parser(argparse.ArgumentParser):
@@ -122,20 +129,22 @@ def _add_report(commands: Any) -> None:
 
 def _add_presets(commands: Any) -> None:
     parser = commands.add_parser("presets", help="list, show, check or measure the presets that a lookup would find")
-    actions = (
-        "list: one line each; show: all that is kept of each; check: whether a lookup takes them, they still compile "
-        "and still pay; confirm: measure the predicted ones of the attached device; export: in another tuner's format"
-    )
-    parser.add_argument("action", choices=("list", "show", "check", "confirm", "export"), help=actions)
-    parser.add_argument("kernel", metavar="KERNEL", nargs="?", help="only this kernel's (all)")
-    parser.add_argument("--target", metavar="T", help=f"only those of {one_of(CHIPS)} (all)")
-    parser.add_argument("--quick", action="store_true", help="check: compile nothing")
-    parser.add_argument("--to", choices=("tokamax", "t4"), help="export: the format, tokamax' caches or kernel_tuner's")
-    parser.add_argument("--out", type=Path, default=Path("exported"), metavar="DIR", help="export: where to (exported)")
-    _add_results(parser, default=None, text="this results folder instead of the search path")
-    parser.add_argument("--jobs", type=_jobs, default=usable_cores(), metavar="N", help="workers (one a core)")
-    _add_timeout(parser)
-    _add_json(parser)
+    actions = parser.add_subparsers(title="actions", metavar="ACTION", dest="action", required=True)
+    for name, text in PRESETS_ACTIONS.items():
+        action = actions.add_parser(name, help=text, description=text)
+        action.add_argument("kernel", metavar="KERNEL", nargs="?", help="only this kernel's (all)")
+        if name != "confirm":
+            action.add_argument("--target", metavar="T", help=f"only those of {one_of(CHIPS)} (all)")
+        _add_results(action, default=None, text="this results folder instead of the search path")
+        if name == "check":
+            action.add_argument("--quick", action="store_true", help="compile nothing")
+            _add_jobs(action)
+        if name in ("check", "confirm"):
+            _add_timeout(action)
+        if name == "export":
+            action.add_argument("--to", choices=("tokamax", "t4"), help="tokamax' caches or kernel_tuner's format")
+            action.add_argument("--out", type=Path, default=Path("exported"), metavar="DIR", help="where to (exported)")
+        _add_json(action)
     parser.set_defaults(run=_run("presets"))
 
 
@@ -145,7 +154,7 @@ def _add_accuracy(commands: Any) -> None:
     parser.add_argument("--all", action="store_true", help="the tables that take minutes too")
     parser.add_argument("--rows", action="store_true", help="print every row")
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw predicted against measured")
-    parser.add_argument("--jobs", type=_jobs, default=usable_cores(), metavar="N", help="workers (one a core)")
+    _add_jobs(parser)
     parser.add_argument("--timeout", type=_positive, default=300.0, metavar="S", help="seconds a row (300)")
     _add_json(parser)
     parser.set_defaults(run=_run("accuracy"))
@@ -166,9 +175,7 @@ def _add_task(parser: argparse.ArgumentParser) -> None:
 
 def _add_engine(parser: argparse.ArgumentParser, engines: Sequence[str]) -> None:
     parser.add_argument("--engine", choices=engines, default="auto", help="what gives the times (auto)")
-    parser.add_argument(
-        "--jobs", type=_jobs, default=usable_cores(), metavar="N", help="workers (one a core; one a chip that measures)"
-    )
+    _add_jobs(parser, "workers (one a core; one a chip that measures)")
     _add_timeout(parser)
 
 
@@ -183,6 +190,10 @@ def _add_pod(parser: argparse.ArgumentParser) -> None:
     )
     pod.add_argument("--num-processes", type=_positive_int, metavar="N", help="how many there are")
     pod.add_argument("--process-id", type=_seed, metavar="I", help="which one this is, from 0")
+
+
+def _add_jobs(parser: argparse.ArgumentParser, text: str = "workers (one a core)") -> None:
+    parser.add_argument("--jobs", type=_jobs, default=usable_cores(), metavar="N", help=text)
 
 
 def _add_timeout(parser: argparse.ArgumentParser) -> None:

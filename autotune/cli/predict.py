@@ -10,6 +10,7 @@ from typing import Any
 from autotune import engines, render
 from autotune.cli.common import print_json, read_task
 from autotune.cli.config_table import Row, read_rows, short_names
+from autotune.cli.progress import counting
 from autotune.engines._base import Task
 from autotune.errors import UsageError
 from autotune.outcome import Outcome, Status
@@ -53,18 +54,20 @@ def _predict(task: Task, rows: Sequence[Row], arguments: argparse.Namespace) -> 
             outcomes[place] = Outcome(Status.INVALID, message=row.invalid)
         else:
             by_problem.setdefault(row.problem, []).append(place)
-    for problem, places in by_problem.items():
-        one = Task(task.kernel, problem, task.chip)
-        jobs = min(arguments.jobs, len(places))
-        with engines.open_engine(arguments.engine, one, jobs=jobs, timeout_s=arguments.timeout) as engine:
-            if engine.notice:
-                console.print(engine.notice, soft_wrap=True)
-            futures: dict[str, Future[Outcome]] = {}
-            for place in places:
-                text = format_config(rows[place].config)
-                futures[text] = futures.get(text) or engine.evaluate(rows[place].config)
-            for place in places:
-                outcomes[place] = futures[format_config(rows[place].config)].result()
+    with counting("configs", sum(map(len, by_problem.values()))) as advance:
+        for problem, places in by_problem.items():
+            one = Task(task.kernel, problem, task.chip)
+            jobs = min(arguments.jobs, len(places))
+            with engines.open_engine(arguments.engine, one, jobs=jobs, timeout_s=arguments.timeout) as engine:
+                if engine.notice:
+                    console.print(engine.notice, soft_wrap=True)
+                futures: dict[str, Future[Outcome]] = {}
+                for place in places:
+                    text = format_config(rows[place].config)
+                    futures[text] = futures.get(text) or engine.evaluate(rows[place].config)
+                for place in places:
+                    outcomes[place] = futures[format_config(rows[place].config)].result()
+                    advance()
     return [outcomes[place] for place in range(len(rows))]
 
 

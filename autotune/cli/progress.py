@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from autotune import render
@@ -152,6 +154,32 @@ class BarProgress(_Tally):
 def make_progress(console: Any, heading: Sequence[str]) -> LineProgress | BarProgress:
     """A bar where `console` is a terminal, lines elsewhere; `heading` comes first."""
     return (BarProgress if console.is_terminal else LineProgress)(console, heading)
+
+
+@contextlib.contextmanager
+def counting(what: str, total: int) -> Iterator[Callable[[], None]]:
+    """Counts up to `total` on standard error; what it gives is called once for each, from any thread."""
+    console = render.console(stderr=True)
+    if console.is_terminal:
+        from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+        columns = (TextColumn(what), MofNCompleteColumn(), TimeElapsedColumn())
+        with Progress(*columns, console=console, transient=True) as progress:
+            bar = progress.add_task(what, total=total)
+            yield lambda: progress.advance(bar)
+        return
+    begun = last = time.monotonic()
+    done, lock = 0, threading.Lock()
+
+    def advance() -> None:
+        nonlocal done, last
+        with lock:
+            done, now = done + 1, time.monotonic()
+            if now - last >= LINE_EVERY_S and done < total:
+                last = now
+                console.print(f"{done}/{total} {what}, {render.seconds(now - begun)}", soft_wrap=True)
+
+    yield advance
 
 
 def _text(record: TrialRecord) -> str:

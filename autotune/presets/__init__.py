@@ -9,8 +9,9 @@ from autotune.presets.entry import MEASURED, PREDICTED, Preset
 from autotune.presets.explain import Explanation, explain
 from autotune.presets.hosts import check_hosts, digest
 from autotune.presets.index import distance, problem_of
+from autotune.presets.notice import PresetWarning
 from autotune.presets.policy import on_miss, policy
-from autotune.presets.resolve import Match, PresetWarning, find, lookup, tune_command, usable_config
+from autotune.presets.resolve import Match, find, lookup, tune_command, usable_config
 from autotune.presets.sources import search_path, using
 from autotune.presets.store import files, preset_path, read, save
 

@@ -11,6 +11,7 @@ from autotune.outcome import Source, is_figure, is_interval
 
 PREDICTED, MEASURED = "predicted", "measured"
 FORMAT = 1  # of an entry; one that says nothing is of the first
+_EVIDENCE = f"only a time by the method {Source.DEVICE} is measured"
 _REQUIRED = ("kernel", "device_kind", "problem", "config", "time_ms")
 
 
@@ -62,6 +63,10 @@ class Preset:
     date: str | None = None
     study: str | None = None
     extra: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.method is not None and self.measured != (self.method == Source.DEVICE.value):
+            raise ValueError(f"source {self.source} and method {self.method} contradict each other: {_EVIDENCE}")
 
     @property
     def validated(self) -> bool:

@@ -12,6 +12,7 @@ import filelock
 
 from autotune.chips import Chip
 from autotune.kernel import Kernel
+from autotune.presets.notice import PresetWarning
 from autotune.presets.store import preset_path
 from autotune.problem import Problem
 
@@ -39,8 +40,6 @@ def tune_now(kernel: Kernel, problem: Problem, chip: Chip, budget_s: float) -> b
                 return True  # Another process has been at it.
             _run(kernel, problem, chip, budget_s, limit_s)
     except Exception as error:  # A training run does not die of it, whatever it is.
-        from autotune.presets.resolve import PresetWarning
-
         text = f"{kernel.name} {problem} could not be tuned ({error}): going on without"
         warnings.warn(text, PresetWarning, stacklevel=3)
     return _state(presets) != before

@@ -125,9 +125,13 @@ def current_on_miss() -> OnMiss:
 @functools.lru_cache(maxsize=16)
 def _policy_from(text: str) -> Policy:
     choices = dict(part.split("=", 1) for part in text.split(",") if "=" in part)
+    right = f"${STALE_VARIABLE}={text}: must be as in kernel=refuse,compiler=warn"
     if text and (len(choices) != text.count(",") + 1 or not set(choices) <= set(ASPECTS)):
-        raise UsageError(f"${STALE_VARIABLE}={text}: must be as in kernel=refuse,compiler=warn")
-    return Policy(**choices)
+        raise UsageError(right)
+    try:
+        return Policy(**choices)
+    except UsageError as error:
+        raise UsageError(f"{right} ({error})") from None
 
 
 @functools.lru_cache(maxsize=16)
@@ -137,8 +141,9 @@ def _on_miss_from(text: str) -> OnMiss:
     action, _, budget = text.partition(":")
     try:
         return OnMiss(action, float(budget) if budget else OnMiss.budget_s)
-    except ValueError:
-        raise UsageError(f"${MISS_VARIABLE}={text}: must be as in tune or tune:60") from None
+    except (ValueError, UsageError) as error:
+        why = f" ({error})" if isinstance(error, UsageError) else ""
+        raise UsageError(f"${MISS_VARIABLE}={text}: must be as in tune or tune:60{why}") from None
 
 
 @functools.cache

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import sys
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,17 +14,12 @@ from autotune.kernel import Kernel, get_kernel
 from autotune.presets import sources
 from autotune.presets.entry import Preset
 from autotune.presets.index import Index, problem_of
+from autotune.presets.notice import warn_once
 from autotune.presets.policy import Policy, current_on_miss, current_policy, staleness
 from autotune.problem import Problem
 from autotune.space import Space, format_config
 
 VMEM_LIMIT = "vmem_limit_mib"  # as every kernel that has one calls it
-# Whose lines a warning does not point at: it is for who called them.
-_BETWEEN = {"autotune", "kernels", "search_spaces", "jax", "jaxlib", "flax", "contextlib", "functools"}
-
-
-class PresetWarning(UserWarning):
-    """A problem has no preset of its own, or one of another version of its kernel."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,14 +61,14 @@ def lookup(kernel: str | Kernel, problem: Problem | Mapping[str, Any], *, device
         >>> lookup("matmul", {"m": 4096, "n": 4096, "k": 4096, "dtype": "bfloat16"}, device_kind="TPU v6 lite")
     """
     kernel, problem, chip = asked(kernel, problem, device_kind)
-    match = find(kernel, problem, chip)
-    if match.how in ("nearest", "heuristic") and current_on_miss().action == "tune":
+    match, on_miss = find(kernel, problem, chip), current_on_miss()
+    if match.how in ("nearest", "heuristic") and on_miss.action == "tune":
         from autotune.presets.miss import tune_now
 
-        if tune_now(kernel, problem, chip, current_on_miss().budget_s):
+        if tune_now(kernel, problem, chip, on_miss.budget_s):
             match = find(kernel, problem, chip)
     if match.notice:
-        _warn_once(match.notice)
+        warn_once(match.notice)
     return dict(match.config)
 
 
@@ -180,21 +173,6 @@ def _notice(kernel: Kernel, problem: Problem, chip: Chip, match: Match, policy: 
             f"{kernel.name}: the preset for {problem} was measured on another machine, {machine}; renew it: {command}"
         )
     return ""
-
-
-@functools.lru_cache(maxsize=4096)
-def _warn_once(notice: str) -> None:
-    warnings.warn(notice, PresetWarning, stacklevel=2 + _frames_of_ours())
-
-
-def _frames_of_ours() -> int:
-    """How many frames above `_warn_once` are this project's or its tracer's: the next one is the user's."""
-    frame, count = sys._getframe(2), 0
-    while frame is not None:
-        if frame.f_globals.get("__name__", "").partition(".")[0] not in _BETWEEN:
-            return count
-        frame, count = frame.f_back, count + 1  # type: ignore[assignment]
-    return 1
 
 
 def usable_config(space: Space, preset: Preset) -> dict[str, Any] | None:

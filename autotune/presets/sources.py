@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import dataclasses
+import difflib
 import functools
 import hashlib
 import json
@@ -15,9 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from autotune.chips import slug
-from autotune.errors import ResultsError
+from autotune.errors import ResultsError, UsageError
+from autotune.kernel import kernel_names
 from autotune.presets import store
 from autotune.presets.entry import Preset
+from autotune.presets.notice import warn_once
 
 ENVIRONMENT = "AUTOTUNE_PRESETS"
 _PACKAGE = Path(__file__).resolve().parent.parent
@@ -76,7 +79,12 @@ def _places_of(folder: str, variable: str) -> list[str]:
     if not shipped.is_dir():  # An editable install: the source tree's own results.
         shipped = _PACKAGE.parent / "results" / "presets"
     own = os.path.join(folder, "results", "presets")
-    given = [os.path.join(folder, place) for place in variable.split(os.pathsep) if place]
+    given = [os.path.join(folder, os.path.expanduser(place)) for place in variable.split(os.pathsep) if place]
+    for place in given:  # Presets that were meant and are not used would cost time that nobody sees.
+        if not os.path.exists(place):
+            warn_once(f"${ENVIRONMENT}: {place} does not exist (yet); give preset files and presets folders")
+        elif not os.path.isdir(place) and not place.endswith(".json"):
+            raise ResultsError(f"${ENVIRONMENT}: {place} is no presets folder, and no file of presets (.json)")
     return list(dict.fromkeys([str(shipped), own, *given]))
 
 
@@ -92,6 +100,7 @@ def using(presets: str | os.PathLike[str] | Mapping[str, Mapping[str, Any]]) -> 
 
     Raises:
         ResultsError: The file cannot be read or does not exist.
+        UsageError: `presets` is none of these.
 
     Example:
         >>> with using({"matmul": {"block_m": 512, "block_n": 512, "block_k": 512}}):
@@ -100,7 +109,9 @@ def using(presets: str | os.PathLike[str] | Mapping[str, Mapping[str, Any]]) -> 
     variable: contextvars.ContextVar[Any]
     value: Any
     if isinstance(presets, Mapping):
-        variable, value = _pinned, {**_pinned.get(), **{kernel: dict(config) for kernel, config in presets.items()}}
+        variable, value = _pinned, {**_pinned.get(), **_checked(presets)}
+    elif not isinstance(presets, str | os.PathLike):
+        raise UsageError(f"{presets!r}: give a preset file, a presets folder, or kernel name to config")
     elif Path(presets).exists():
         found = tuple(_load(Path(presets)))
         text = json.dumps([preset.to_dict() for preset in found], sort_keys=True)
@@ -114,6 +125,17 @@ def using(presets: str | os.PathLike[str] | Mapping[str, Mapping[str, Any]]) -> 
             yield
     finally:
         variable.reset(token)
+
+
+def _checked(configs: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The configs given by kernel; a name that looks mistyped is warned of: it may be a tunable function's."""
+    for kernel, config in configs.items():
+        if not isinstance(kernel, str) or not isinstance(config, Mapping):
+            raise UsageError(f"{kernel!r}: {config!r} must be kernel name to config, {{'matmul': {{'block_m': 512}}}}")
+        known = kernel_names()
+        if kernel not in known and (near := difflib.get_close_matches(kernel, known, n=1)):
+            warn_once(f"presets.using: there is no kernel {kernel!r}; did you mean {near[0]!r}?")
+    return {kernel: dict(config) for kernel, config in configs.items()}
 
 
 @functools.cache
@@ -151,9 +173,11 @@ def stamps(kernel: str, device_kind: str) -> tuple[Stamp, ...]:
         path = place if place.endswith(".json") else f"{place}/{_file(kernel, device_kind)}"
         try:
             stat = os.stat(path)
-        except OSError:
+        except FileNotFoundError:
             found.append(None)
             continue
+        except OSError as error:
+            raise store.unreadable(path, error) from None
         found.append((path, stat.st_mtime_ns, stat.st_size, stat.st_ino))
     return tuple(found)
 

@@ -36,7 +36,17 @@ def read(path: Path) -> list[Preset]:
     except FileNotFoundError:
         return []
     except (OSError, ValueError, RecursionError) as error:  # Bad JSON and bad UTF-8 are ValueErrors.
-        raise ResultsError(f"{path} cannot be read as presets ({error}): repair it or move it away") from None
+        raise unreadable(path, error) from None
+
+
+def unreadable(path: str | Path, error: Exception) -> ResultsError:
+    """What to raise where `error` keeps the file from being read."""
+    why: object = error
+    if isinstance(error, OSError) and error.strerror:
+        why = error.strerror
+    elif isinstance(error, json.JSONDecodeError) and error.pos >= len(error.doc.rstrip()):
+        why = f"it is cut off after {len(error.doc)} characters" if error.doc.strip() else "it is empty"
+    return ResultsError(f"{path} cannot be read as presets ({why}): repair it or move it away")
 
 
 def save(
