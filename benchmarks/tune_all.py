@@ -29,14 +29,26 @@ NEVER_VALID = {"stock_ragged_paged_attention"}  # jax's TPU interpreter cannot r
 
 
 def single_chip_kernels() -> list[str]:
-    """The kernels that run on one chip, whichever it is; the others' problems name their topology."""
-    kernels = (get_kernel(name) for name in kernel_names() if name not in NEVER_VALID)
-    return [kernel.name for kernel in kernels if kernel.target(kernel.parse_problem(None)) is None]
+    """The kernels that run on one chip, whichever it is; the others' problems name their topology.
+
+    Those of packages that are not installed are said and left out.
+    """
+    names = []
+    for kernel in map(get_kernel, kernel_names()):
+        try:
+            kernel.version  # noqa: B018  Its source is read for it.
+        except AutotuneError as error:
+            print(f"{kernel.name} is left out: {error}", file=sys.stderr)
+            continue
+        if kernel.target(kernel.parse_problem(None)) is None:
+            names.append(kernel.name)
+    return names
 
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("kernels", nargs="*", default=single_chip_kernels())
+    kernels = [name for name in single_chip_kernels() if name not in NEVER_VALID]
+    parser.add_argument("kernels", nargs="*", default=kernels)
     parser.add_argument("--targets", default="v5e,v5p,v6e,v7x")
     parser.add_argument("--problems", type=int, default=3, help="named problems of each kernel, evenly spread")
     parser.add_argument("--trials", type=int, default=16)
@@ -45,24 +57,12 @@ def main(arguments: list[str]) -> int:
     for place in range(options.problems):
         for name in options.kernels:
             kernel = get_kernel(name)
-            if (reason := why_unusable(kernel)) is not None:
-                print(f"{name} is left out: {reason}", flush=True)
-                continue
             problem = spread(list(kernel.problems), options.problems)[place]
             for target in options.targets.split(","):
                 if not done(kernel, problem, target, options.trials):
                     failed += not tune(kernel, problem, target, options.trials)
     write_document(pd.read_csv(TABLE))
     return 1 if failed else 0
-
-
-def why_unusable(kernel: Kernel) -> str | None:
-    """What of a kernel that another package ships is not installed here; None where it can be tuned."""
-    try:
-        kernel.version  # noqa: B018  The source is read for it.
-    except AutotuneError as error:
-        return str(error)
-    return None
 
 
 def spread(names: list[str], count: int) -> list[str]:
