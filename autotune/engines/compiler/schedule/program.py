@@ -41,6 +41,7 @@ MAX_STEPS = 2_000_000
 
 NOTHING_KNOWN = Operands()
 
+_PHIS = ("sphi", "pphi")
 _SSA = re.compile(r"\b[sp]\d+\b")
 _SEMAPHORE_SPACES = itertools.count()
 
@@ -114,8 +115,30 @@ class _Block:
     taken: int | None
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Use:
+    """Where a value is used: the address, and whether a phi chooses it there."""
+
+    address: int
+    phi: bool
+
+
+def _uses(bundles: Sequence[Bundle]) -> Mapping[str | None, list[_Use]]:
+    """SSA name to its uses by the scalar unit."""
+    uses: dict[str | None, list[_Use]] = defaultdict(list)
+    for bundle in bundles:
+        for instruction in bundle.instructions:
+            names = [name for operand in instruction.operands for name in _SSA.findall(operand)]
+            if predicate := instruction.predicate:
+                names += [predicate.name, *_SSA.findall(predicate.old or "")]
+            for name in names:
+                uses[name].append(_Use(bundle.address, instruction.opcode in _PHIS))
+    return uses
+
+
 def _split(bundles: Sequence[Bundle], core: Core) -> list[_Block]:
     starts_of = {region: bundle.address for bundle in bundles for region in bundle.regions}
+    uses = _uses(bundles)
     targets: dict[int, int] = {}  # the last bundle of each branch's delay slots to where it leads
     branches: dict[int, tuple[int, int]] = {}  # the same to the branch's address and the slots that were folded
     for bundle in bundles:
@@ -123,7 +146,7 @@ def _split(bundles: Sequence[Bundle], core: Core) -> list[_Block]:
             if instruction.target is not None:
                 # Regions are named on a bundle; one that no bundle names is empty and lies behind the last.
                 target = starts_of.get(instruction.target, len(bundles))
-                slots = _listed_slots(bundles, bundle.address, target, starts_of, core)
+                slots = _listed_slots(bundles, bundle.address, target, starts_of, uses, core)
                 last = bundle.address + slots
                 targets[last] = target
                 branches[last] = bundle.address, core.delay_slots - slots
@@ -138,23 +161,38 @@ def _split(bundles: Sequence[Bundle], core: Core) -> list[_Block]:
     return blocks
 
 
-def _listed_slots(bundles: Sequence[Bundle], branch: int, target: int, starts_of: Mapping[int, int], core: Core) -> int:
+def _listed_slots(
+    bundles: Sequence[Bundle],
+    branch: int,
+    target: int,
+    starts_of: Mapping[int, int],
+    uses: Mapping[str | None, Sequence[_Use]],
+    core: Core,
+) -> int:
     """How many bundles after the branch at that address are its delay slots.
 
     Where slots may be folded, those with nothing in them up to the last one are listed as one empty bundle. They
     are not where the branch's own region ends with a later slot: of one that repeats a loop with any of them, of
     another with the last. A region that began before the loop which the branch repeats, or after the branch, is
-    another's.
+    another's. Nor does an empty bundle end the slots if what a later one computes is used where the branch leads:
+    only a slot's is computed on that way.
     """
+    if not core.folds_slots:
+        return core.delay_slots
     slots = bundles[branch + 1 : branch + 1 + core.delay_slots]
     repeats = target <= branch
     own = range(target if repeats else 0, branch + 1)
-    if core.folds_slots:
-        for count, bundle in enumerate(slots, start=1):
-            later = slots[count:] if repeats else slots[core.delay_slots - 1 :]
-            ends_own = any(starts_of.get(region, 0) in own for slot in later for region in slot.ended)
-            if bundle.empty and not ends_own:
-                return count
+    onwards = range(target, branch + 1 if repeats else len(bundles))
+    needed = [
+        # What a phi chooses from may be computed on the other way to it, except where a loop repeats with it.
+        any(use.address in onwards and (repeats or not use.phi) for ins in slot.instructions for use in uses[ins.dest])
+        for slot in slots
+    ]
+    for count, bundle in enumerate(slots, start=1):
+        later = slots[count:] if repeats else slots[core.delay_slots - 1 :]
+        ends_own = any(starts_of.get(region, 0) in own for slot in later for region in slot.ended)
+        if bundle.empty and not ends_own and not any(needed[count:]):
+            return count
     return core.delay_slots
 
 
@@ -173,7 +211,7 @@ class _Coder:
                 self._names.add(instruction.dest)
                 self._definitions[instruction.dest] = instruction
             self._names.update(name for operand in instruction.operands for name in _SSA.findall(operand))
-            if instruction.opcode in ("sphi", "pphi"):
+            if instruction.opcode in _PHIS:
                 for operand in instruction.operands:
                     self._phis[operand].append(f"phi_{instruction.dest}")
                 self._names.add(f"phi_{instruction.dest}")
@@ -203,12 +241,12 @@ class _Coder:
         if block.index == self._grid_head:
             lines += ["steps += 1", f"if steps > {MAX_STEPS}: return t, waited, steps"]
         scalars = [(offset, ins) for offset, bundle in enumerate(block.bundles) for ins in bundle.instructions]
-        phis = [ins for _, ins in scalars if ins.opcode in ("sphi", "pphi")]
+        phis = [ins for _, ins in scalars if ins.opcode in _PHIS]
         lines += [f"{ins.dest} = phi_{ins.dest}" for ins in phis]
         for ins in phis:
             lines += self._feed(ins.dest)
         for offset, instruction in scalars:
-            if instruction.opcode not in ("sphi", "pphi"):
+            if instruction.opcode not in _PHIS:
                 lines += self._instruction(block.bundles[0].address, offset, instruction)
         stall = block_stall(block.bundles, self._core.cycles_per_push, self._core.cycles_per_float32_push)
         lines.append(f"t += {len(block.bundles) + block.folded + stall}")
