@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from autotune.engines.compiler.schedule.bundles import Instruction, parse_bundles
 from autotune.engines.compiler.schedule.core import Core
-from autotune.engines.compiler.schedule.hlo import signatures
+from autotune.engines.compiler.schedule.hlo import NO_ESTIMATE, estimated_cycles, signatures
 from autotune.engines.compiler.schedule.memory import Memory, TransferTiming
 from autotune.engines.compiler.schedule.program import NOTHING_KNOWN, Program
 from autotune.engines.compiler.schedule.scalar import HELPERS, Unknown, UnresolvedError, expression
@@ -404,6 +404,27 @@ def test_slots_within_a_loop_count_where_empty_ones_stand_before_them():
     assert play(text, folding) == 2 + 400 * (3 + 6) + 2
 
 
+def test_slots_go_on_past_an_empty_one_to_what_is_used_where_the_branch_leads():
+    """As v7x lists a skipped start of a block: a slot of nothing, one that computes a loop's bound, then the rest."""
+    text = """
+     0   :  { %p1_p0 = pmov 1 }
+   0x1   :  { %3 = sbr.rel (%p1_p0) target = $region4 }
+   0x2   :  {}
+   0x3   :  { %s5_s0 = smov 100 }
+   0x4   :  {}
+   0x5   :  {} /* Start region 3 */
+   0x6   :  {} /* End region 3 */
+   0x7   :  { %p6_p1 = scmp.eq.s32.totalorder %s5_s0, 100 } /* Start region 4 */
+   0x8   :  { %7 = sbr.rel (!%p6_p1) target = $region4 }
+   0x9   :  {}
+   0xa   :  {}
+"""
+    folding = Core(delay_slots=6, cycles_per_push=8, cycles_per_float32_push=5, folds_slots=True)
+    assert play(text, folding) == (2 + 6) + (2 + 6) + 1
+    # On the other way bundles 5 and 6 follow; what is computed at the target itself, bundle 7, is no slot's.
+    assert play(text.replace("pmov 1", "pmov 0"), folding) == (2 + 6) + 2 + (2 + 6) + 1
+
+
 def test_a_branch_may_stand_in_the_slots_of_another():
     text = """
      0   :  { %p1_p0 = pmov 0  ;;  %p2_p1 = pmov 1 }
@@ -441,3 +462,10 @@ def test_unknown_values_stay_unknown_through_arithmetic():
     assert isinstance(False | unknown, Unknown)
     with pytest.raises(UnresolvedError, match="from nowhere"):
         bool(unknown)
+
+
+def test_a_program_with_an_op_that_xla_has_no_estimate_of_has_none():
+    line = '%a = f32[8] add(%b, %c), backend_config={{"estimated_cycles":"{}"}}'.format
+    assert estimated_cycles(f"{line(3)}\n{line(4)}") == 7
+    assert estimated_cycles(f"{line(3)}\n{line(NO_ESTIMATE)}") is None
+    assert estimated_cycles("%a = f32[8] add(%b, %c)") is None

@@ -101,6 +101,8 @@ def test_an_ops_time_is_xlas_estimate_or_its_traffic_whichever_is_more():
     assert times(product, "v5p").time_us == pytest.approx(15_000 / 1.75e3)
     assert times(f"{BIG} negate(%big), {cycles(15_000)}").time_us == pytest.approx(moving)
     assert times(f"{BIG} negate(%big), {cycles(30_000)}").time_us == pytest.approx(10.0)  # half of what XLA counts
+    unknown = times(f"{BIG} negate(%big), {cycles(2**63 - 1)}")  # how XLA says that it has no estimate
+    assert (unknown.time_us, unknown.estimate) == (pytest.approx(moving), "its bytes")
     alone = times(f"{BIG} negate(%big)")
     assert (alone.time_us, alone.estimate) == (pytest.approx(moving), "its bytes")
 

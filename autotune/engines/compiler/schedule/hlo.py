@@ -13,9 +13,9 @@ _BODY = re.compile(r'"custom_call_config":\{"body":"([^"]*)"')
 _PALLAS = 'custom_call_target="tpu_custom_call"'
 _OPERAND = re.compile(r"%([\w.\-]+)")
 _NAME = re.compile(r"%[\w.\-]+")
-_NO_ESTIMATE = (1 << 63) - 1
 # What tells ops apart without changing what they do.
 _IRRELEVANT = re.compile(r", (?:metadata|backend_config|frontend_attributes|sharding|calls|to_apply)=.*$")
+NO_ESTIMATE = (1 << 63) - 1  # cycles that XLA gives an op of which it has no estimate
 
 
 def signatures(hlo: str) -> dict[str, str]:
@@ -63,7 +63,7 @@ def _operands(op: re.Match[str]) -> list[str]:
 def estimated_cycles(hlo: str) -> int | None:
     """XLA's own estimate of an optimized program: its fusions' cycles, each counted once; None without any.
 
-    The largest number of 64 bits stands for an op of which XLA has no estimate: then there is none of the whole.
+    Nor is there one where an op has none.
     """
     found = [int(cycles) for cycles in re.findall(r'"estimated_cycles":"?(\d+)', hlo)]
-    return sum(found) if found and max(found) < _NO_ESTIMATE else None
+    return sum(found) if found and max(found) < NO_ESTIMATE else None

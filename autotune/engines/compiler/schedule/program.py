@@ -183,15 +183,16 @@ def _listed_slots(
     repeats = target <= branch
     own = range(target if repeats else 0, branch + 1)
     onwards = range(target, branch + 1 if repeats else len(bundles))
-    needed = [
+
+    def needed(slot: Bundle) -> bool:
         # What a phi chooses from may be computed on the other way to it, except where a loop repeats with it.
-        any(use.address in onwards and (repeats or not use.phi) for ins in slot.instructions for use in uses[ins.dest])
-        for slot in slots
-    ]
+        used = [use for ins in slot.instructions for use in uses[ins.dest] if repeats or not use.phi]
+        return slot.address not in onwards and any(use.address in onwards for use in used)
+
     for count, bundle in enumerate(slots, start=1):
         later = slots[count:] if repeats else slots[core.delay_slots - 1 :]
         ends_own = any(starts_of.get(region, 0) in own for slot in later for region in slot.ended)
-        if bundle.empty and not ends_own and not any(needed[count:]):
+        if bundle.empty and not ends_own and not any(map(needed, slots[count:])):
             return count
     return core.delay_slots
 

@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
+from autotune.engines.compiler.schedule.hlo import NO_ESTIMATE
 from autotune.engines.compiler.schedule.scalar import UnresolvedError
 
 _HEAD = re.compile(r"^(?P<entry>ENTRY )?%(?P<name>[\w.\-]+) \(.*\{$")
@@ -78,9 +79,9 @@ class Instruction:
 
     @property
     def estimated_cycles(self) -> int | None:
-        """XLA's own estimate of a fusion."""
+        """XLA's own estimate of a fusion; None where it has none."""
         found = _CYCLES.search(self.text)
-        return int(found[1]) if found else None
+        return int(found[1]) if found and int(found[1]) < NO_ESTIMATE else None
 
     @property
     def target(self) -> str:
